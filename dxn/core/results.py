@@ -56,6 +56,9 @@ class Truncation(Strict):
         )
 
 
+UNSEEN = "(not in the training split)"  # name of all classes that the model cannot predict
+
+
 class DataFacts(Strict):
     """The data of a training, or the rows of an evaluation.
 
@@ -67,7 +70,8 @@ class DataFacts(Strict):
         truncated: Inputs of the training split that are truncated.
         inputs: One line per input.
         targets: Description of the targets, by split.
-        classes: Number of rows of each class, by split. Empty: the task has no classes.
+        classes: Number of rows of each class, by split; the other classes are `UNSEEN`. Empty: the
+            task has no classes.
         warnings: Problems of the data, such as rows that occur in two splits.
     """
 

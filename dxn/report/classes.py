@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from dxn.core.display import count, percent
-from dxn.core.results import Interval
+from dxn.core.results import UNSEEN, Interval
 from dxn.report import tables
 from dxn.report.answers import Answers
 from dxn.report.intervals import MIN_ROWS, Z, interval_of, resample
-from dxn.report.tables import UNSEEN
 from dxn.tasks import Task
 from dxn.tasks.metric import MIN_BLOCKS, Blocks, ClassScores, f1_scores
 from dxn.viz.charts import line_chart

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from dxn.core.display import number, percent
-from dxn.core.results import ALL, Figures, Interval, Results
+from dxn.core.results import ALL, UNSEEN, Figures, Interval, Results
 
 MAX_CLASSES = 40  # rows of a table of classes
-UNSEEN = "(not in the training split)"  # true classes that the model cannot predict
 MAX_MATRIX = 30  # classes; a larger table is too wide to read
 # What the names of metrics mean, for readers who do not know them.
 MEANINGS = {

@@ -15,7 +15,7 @@ import torch
 from dxn.core.display import count, list_names, print_line
 from dxn.core.files import LOG
 from dxn.core.randomness import spaced_rows
-from dxn.core.results import ALL, BEST, Results, Truncation
+from dxn.core.results import ALL, BEST, UNSEEN, Results, Truncation
 from dxn.data.inspect.quality import check_kept, check_known_targets, count_truncated
 from dxn.data.raws import memory_lines
 from dxn.models.model import MultimodalModel, count_parameters
@@ -152,11 +152,13 @@ def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str,
         names: Counter[str] = Counter()
         for value in values:
             items = value if isinstance(value, list) else [value]
-            names.update(item for item in items if isinstance(item, str))
+            texts = [item for item in items if isinstance(item, str)]
+            names.update(text if text in labels else UNSEEN for text in texts)
         # A vocabulary is not a list of classes: its texts are not among its tokens.
         if not names or not labels & set(names):
             return {}
-        counts[split] = {name: names[name] for name in task.target.labels or () if names[name]}
+        known = task.target.labels or ()
+        counts[split] = {name: names[name] for name in (*known, UNSEEN) if names[name]}
     return counts
 
 

@@ -245,8 +245,8 @@ class Tags(Names):
         if not number:
             return line
         return (
-            f"{line}; {number:,} entities of all splits overlap with another one and are not used, "
-            "or begin or end within a word and are extended to the whole word"
+            f"{line}; entities of all splits that overlap with another one and are not used, or "
+            f"begin or end within a word and are extended to the whole word: {number:,}"
         )
 
 

@@ -350,7 +350,9 @@ def test_entities_that_do_not_fit_words_are_counted_or_refused(tmp_path, capsys)
     rows[1] = {"text": "New York City", "spans": [[0, 13, "place"], [4, 8, "place"]]}
     table = write(tmp_path / "t.jsonl", rows, "text", "spans")
     train(tmp_path / "run", table, "target=spans", *OPTIONS, "trainer.epochs=1")
-    assert "; 2 entities of all splits overlap" in " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
+    assert "; entities of all splits that overlap" in output
+    assert "extended to the whole word: 2" in output
     rows[2] = {"text": "Rome", "spans": [[0, 5, "place"]]}
     table = write(tmp_path / "t.jsonl", rows, "text", "spans")
     (line,) = refused(capsys, ["train", table, "target=spans", *OPTIONS])

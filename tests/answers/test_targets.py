@@ -11,6 +11,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
+from dxn.core.results import UNSEEN
 
 # With a baseline, which is the default.
 OPTIONS = [*SMALL, "trainer.epochs=2", "preset=plain", "report=false", "target=label"]
@@ -50,6 +51,9 @@ def test_a_new_class_of_a_given_split_counts_as_wrong(split, tmp_path, capsys):
     assert capsys.readouterr().out.count(note) == 1
     if split == "test":
         assert metrics["test/accuracy"] <= 12 / 16
+    counts = json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["classes"]
+    assert counts[split][UNSEEN] == 4
+    assert UNSEEN not in counts["train"]
 
 
 def test_a_new_class_of_a_folder_of_pictures_counts_as_wrong(tmp_path, capsys):

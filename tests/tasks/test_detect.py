@@ -105,8 +105,8 @@ def test_boxes_become_fractions_and_those_without_an_area_are_not_used():
     found = target.read(cell, "row 1", {"image": picture()})
     assert found.boxes == ((0.1, 0.1, 0.5, 0.5), (0.75, 50 / 60, 1.0, 1.0))
     line = target.describe([found, Objects()])
-    assert "2 objects of all splits without a size inside of the input are not used" in line
-    assert "1 objects of all splits are cut" in line and "1 rows without an object" in line
+    assert "without a size inside of the input, which are not used: 2 (" in line
+    assert "cut at the edge of the input: 1 (" in line and "1 row without an object" in line
 
 
 def test_numbers_up_to_1_are_fractions():
@@ -179,7 +179,7 @@ def test_an_object_that_occurs_again_is_used_once_and_counted():
     cell = [{"label": label, "box": [6, 4, 30, 20]} for label in ("cat", "dog", "cat")]
     found = target.read(cell, "row 1", {"image": picture()})
     assert found.labels == ("cat", "dog")
-    line = "1 objects of all splits occur again with the same class and place, and are used once"
+    line = "that occur again with the same class and place, and are used once: 1"
     assert f"{line} (row 1)" in target.describe([found])
 
 

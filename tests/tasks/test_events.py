@@ -90,7 +90,7 @@ def test_events_without_a_duration_are_not_used():
     found = target.read(cell, "row 1", {"sound": clip()})
     assert found.boxes == ((0.5, 1.5), (0.0, 0.25))
     line = target.describe([found])
-    assert "1 objects of all splits without a size inside of the input" in line
+    assert "without a size inside of the input, which are not used: 1 (" in line
 
 
 @pytest.mark.parametrize("options", [{}, {"crop": 0.5}, {"warp": 0.4}, {"crop": 0.4, "warp": 0.3}])
@@ -128,7 +128,7 @@ def test_events_of_a_clip_are_in_seconds(sampling, rand):
     cell = [{"label": "tone", "start": 0.75, "end": 1.75}, {"label": "tone", "start": 6, "end": 7}]
     found = target.read(cell, "row 1", {"clip": frames})
     assert found.boxes == ((0.75 / seconds, 1.75 / seconds),)
-    assert "1 objects of all splits without a size" in target.describe([found])
+    assert "inside of the input, which are not used: 1 (" in target.describe([found])
     sample = {"clip": adapter.tokenizer(reader.read(frames), rand)}
     encoded = target.encode(found, sample)["boxes"]
     bright = (sample["clip"]["pixels"].float().mean((1, 2, 3)) > 127).nonzero().flatten()
@@ -225,8 +225,8 @@ def test_events_end_with_their_clip():
     value = target.read(events, "row 1", {"sound": clip()})
     assert value.boxes == ((0.9, 1.7), (2.5, 3.0))
     text = target.describe([value])
-    assert "1 objects of all splits without a size inside of the input are not used" in text
-    assert "1 objects of all splits are cut at the edge of the input" in text
+    assert "without a size inside of the input, which are not used: 1 (" in text
+    assert "that are cut at the edge of the input: 1 (" in text
     series = target_of(SeriesAdapter(dim=8), "series")
     value = series.read([{"label": "tone", "start": 2, "end": 9}], "", {"series": [1.0] * 5})
     assert value.boxes == ((2.0, 5.0),)

@@ -261,8 +261,8 @@ def test_too_many_or_repeated_names_of_classes_are_refused(names, problem):
     [
         (np.arange(300), "300 different values, at most 256"),  # a photo would fill the memory
         (np.array([0, -1]), "the value -1, but values are from 0"),
-        (np.array([0, 1.5], np.float32), "values with decimals"),
-        (np.array([0, np.nan], np.float32), "values with decimals"),
+        (np.array([0, 1.5], np.float32), "the value of a class must be a whole number, got 1.5"),
+        (np.array([0, np.nan], np.float32), "the value of a class must be a whole number, got nan"),
         (np.array([0, 300], np.float32), ""),
     ],
 )

@@ -37,7 +37,7 @@ def test_objects_without_a_pixel_are_counted_and_fractions_refused(options):
     cell = [{"label": "cat", "segmentation": shape} for shape in shapes]
     target.find_format([cell], ["row 1"])
     value = target.read(cell, "row 1", {"image": np.zeros((5, 6, 3), np.uint8)})
-    text = "2 objects of all splits without a pixel inside of the picture are not used (row 1)"
+    text = "without a pixel inside of the picture, which are not used: 2 (row 1)"
     assert text in target.describe([value])
     fractions = [{"label": "cat", "segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}]
     with pytest.raises(UserError, match="1 of 1 polygons lie within one pixel"):

@@ -268,18 +268,18 @@ class DetectedObjects(Names):
         line = super().describe(values)
         empty = sum(not len(value) for value in values)
         if empty:
-            line += f"; {empty:,} rows without an object"
+            line += f"; {count(empty, 'row')} without an object"
         if num_ignored := sum(len(value.ignored) for value in values):
             line += f"; {num_ignored:,} ignored (iscrowd or difficult)"
         for rows, what in (
-            (self.unused, "without a size inside of the input are not used"),
-            (self.clipped, "are cut at the edge of the input"),
-            (self.repeated, "occur again with the same class and place, and are used once"),
+            (self.unused, "without a size inside of the input, which are not used"),
+            (self.clipped, "that are cut at the edge of the input"),
+            (self.repeated, "that occur again with the same class and place, and are used once"),
         ):
             if rows:
                 shown = ", ".join(list(rows)[:MAX_SHOWN])
                 more = ", ..." if len(rows) > MAX_SHOWN else ""
-                line += f"; {sum(rows.values()):,} objects of all splits {what} ({shown}{more})"
+                line += f"; objects of all splits {what}: {sum(rows.values()):,} ({shown}{more})"
         return line
 
 

@@ -157,8 +157,9 @@ def decode(source: Any) -> np.ndarray:
     """
     values = _decoded(source)
     if values.dtype.kind == "f":
-        if not (values == np.floor(values)).all():
-            raise BadMedia("values with decimals, but the value of a class is a whole number")
+        others = values[values != np.floor(values)]  # also NaN
+        if others.size:
+            raise BadMedia(f"the value of a class must be a whole number, got {others[0]:g}")
         values = values.astype(np.int64)
     if values.min() < 0:
         raise BadMedia(
@@ -206,7 +207,7 @@ def _opened(source: Any) -> Image.Image:
             "pixel must be"
         ) from error
     except Image.DecompressionBombError as error:
-        raise BadMedia("too many pixels") from error
+        raise BadMedia(f"too many pixels ({error})") from error
     if image.width * image.height > MAX_PIXELS:
         raise BadMedia(f"{image.width * image.height:,} pixels, more than {MAX_PIXELS:,}")
     return image

@@ -347,8 +347,8 @@ class PixelClasses(Names):
         rows = [*self.unused]
         more = ", ..." if len(rows) > MAX_SHOWN else ""
         return (
-            f"{sum(self.unused.values()):,} objects of all splits without a pixel inside of the "
-            f"picture are not used ({', '.join(rows[:MAX_SHOWN])}{more})"
+            "objects of all splits without a pixel inside of the picture, which are not used: "
+            f"{sum(self.unused.values()):,} ({', '.join(rows[:MAX_SHOWN])}{more})"
         )
 
     def unknown(self, values: Sequence[Mask]) -> list[str]:

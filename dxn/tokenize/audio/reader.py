@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.files import atomic_file
+from dxn.core.untrusted import shortened
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.media import (
     KINDS,
@@ -207,9 +208,16 @@ def _has_container(source: Any) -> bool:
 def _from_array(array: Any, rate: Any = None, *others: Any) -> tuple[Tensor, int]:
     """Convert an array to float32 samples, (T,) or (channels, T), and its sample rate in hertz."""
     if others or not isinstance(rate, Real):
-        raise BadMedia("a pair must be an array and its sample rate in hertz, such as (x, 16000)")
+        got = ", ".join(map(shortened, (rate, *others)))
+        raise BadMedia(
+            "a pair must be an array and its sample rate in hertz, such as (x, 16000), got "
+            f"({type(array).__name__}, {got})"
+        )
     hertz = float(rate)
-    samples = torch.as_tensor(array)
+    try:
+        samples = torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadMedia(f"an audio array must have numbers, got {shortened(array)}") from error
     is_int16 = samples.dtype == torch.int16
     if samples.ndim not in (1, 2) or not (samples.is_floating_point() or is_int16):
         raise BadMedia(
