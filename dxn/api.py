@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from dxn.config.words import options as options_of
 from dxn.core.display import notebook_html, now, number, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, MODEL, REPORT, new_folder
-from dxn.core.printable import quoted
+from dxn.core.printable import override_value
 from dxn.core.results import read_results
 from dxn.core.runtime import configure
 from dxn.data.formats import SPLIT_NAMES
@@ -150,7 +150,7 @@ def train(
     lines = [*overrides, *to_overrides(options)]
     if target is not None:
         is_plain = isinstance(target, str) and PLAIN.fullmatch(target)
-        lines.append(f"target={target if is_plain else _item(target)}")
+        lines.append(f"target={target if is_plain else override_value(target)}")
     if not is_in_memory(data):
         return _train([*data_overrides(data), *lines], metrics or {})
     with _saved(data, lines) as with_files:
@@ -223,7 +223,7 @@ def data_overrides(data: Any) -> list[str]:
             return [data]
         return [f"data={data}" if data in options_of("data") else f"{PATH}={data}"]
     if isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data):
-        return [f"{PATH}={_item([str(item) for item in data])}"]
+        return [f"{PATH}={override_value([str(item) for item in data])}"]
     raise UserError(
         "data: must be a path, a pandas.DataFrame, a datasets.Dataset, or a dict of splits such as "
         f"{{'train': frame, 'test': frame}}, got {type(data).__name__}; convert it with "
@@ -238,24 +238,7 @@ def _typed(value: Any) -> str:
     # The command line removes spaces around a value, and an empty value is an error there.
     if isinstance(value, str) and value and value == value.strip():
         return value
-    return _item(value)
-
-
-def _item(value: Any) -> str:
-    """Return a value in Hydra's grammar, in which the texts of a list need quotes."""
-    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
-        value = value.tolist()
-    if isinstance(value, Iterator | Set):
-        value = list(value)
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | Path):
-        return quoted(str(value))
-    if isinstance(value, Sequence):
-        return f"[{','.join(map(_item, value))}]"
-    return str(value)
+    return override_value(value)
 
 
 def _train(overrides: Sequence[str], metrics: Mapping[str, Metric]) -> Run:

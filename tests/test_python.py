@@ -107,7 +107,8 @@ def test_a_heatmap_draws_matrices_with_zeros_and_infinity():
 
 def test_options_of_python_become_overrides():
     options = {"a__b": 3, "c": {"d": {"e": None}}, "f": ["x, y", 2], "g": True, "h": "v w"}
-    lines = ["a.b=3", "c.d.e=null", 'f=["x, y",2]', "g=true", "h=v w"]
+    options["i"] = [{"x": None, "y": True}]
+    lines = ["a.b=3", "c.d.e=null", 'f=["x, y",2]', "g=true", "h=v w", "i=[{x:null,y:true}]"]
     assert to_overrides(options) == lines
     arrays = {"a": np.array([2, 4]), "b": pd.Index(["x"]), "c": iter("y"), "d": np.float64(0.5)}
     assert to_overrides(arrays) == ["a=[2,4]", 'b=["x"]', 'c=["y"]', "d=0.5"]

@@ -250,8 +250,6 @@ class RayOptions:
 
 
 NO_WEIGHTS = Weights()
-# Options that only a public checkpoint has.
-CHECKPOINT_OPTIONS = ("weights.revision", "weights.part", "weights.strict")
 ON_THIS_MACHINE = RayOptions()
 
 
@@ -337,7 +335,9 @@ class FromWeights(FromRun):
         head: Options of the head of a public checkpoint: head.language=de head.beams=4.
     """
 
-    needs: ClassVar[Mapping[str, Sequence[str]]] = {"weights.source": CHECKPOINT_OPTIONS}
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "weights.source": ["weights.revision", "weights.part", "weights.strict"]
+    }
 
     weights: Weights = NO_WEIGHTS
     head: Mapping[str, Any] = field(default_factory=dict)

@@ -105,6 +105,11 @@ class Train(Data):
         "dxn train resume=outputs/label",
     )
 
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "weights.source": ["weights.revision", "weights.part"],
+        "weights.source or weights.adapters": ["weights.strict"],
+    }
+
     preset: Literal["auto", "plain"] = "auto"
     baseline: Literal["auto", "always", "none"] = "auto"
     ensemble: Count = 1

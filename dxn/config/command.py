@@ -16,6 +16,7 @@ from dxn.config.instantiate import signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import Parameter, marks_of, signature_from
 from dxn.config.values import is_below, lookup
+from dxn.core.printable import override_value
 
 if TYPE_CHECKING:
     from dxn.config.words import Request
@@ -130,7 +131,7 @@ class Command:
         for base in type(self).__mro__:
             for others, keys in vars(base).get("needs", {}).items():
                 if not any(map(self._is_set, others.split(" or "))):
-                    typed = others.removesuffix(".source")  # of weights
+                    typed = others.replace(".source", "")  # of weights
                     problems += [
                         f"{key}: has an effect only with {typed}, got {self._written(key)}; leave "
                         "it out"
@@ -148,7 +149,9 @@ class Command:
     def _written(self, key: str) -> str:
         """Return the value of an option, or the names in it, such as input.NAME=..."""
         value = lookup(self.settings.values, key)[1]
-        return ", ".join(map(str, value)) if isinstance(value, Mapping) else str(value)
+        return (
+            ", ".join(map(str, value)) if isinstance(value, Mapping) else override_value(value, str)
+        )
 
     def _is_set(self, word: str) -> bool:
         """Whether an option has a value, or the value of a word such as engine=ray."""
@@ -162,7 +165,8 @@ class Command:
 
         A part is left out if an option of it is set, because that one was typed.
         """
-        chosen = sorted(key for key in self.settings.chosen if is_below(key, keys))
+        typed = self.settings.chosen - self.settings.experiment
+        chosen = sorted(key for key in typed if is_below(key, keys))
         return [key for key in chosen if not any(other.startswith(f"{key}.") for other in chosen)]
 
     @classmethod

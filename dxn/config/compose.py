@@ -78,11 +78,11 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
         raise request.error()
     chosen = {override.key_or_group for override in request.groups} | {*request.literal}
     chosen |= keys_of_values(request)
-    chosen |= request.experiment  # what an experiment sets counts as chosen by the user
     return Settings(
         values,
         tuple(words),
-        frozenset(chosen),
+        frozenset(chosen | request.experiment),  # what an experiment sets counts as chosen
+        experiment=frozenset(request.experiment - chosen),
         trust=request.trust_all,
         folder_trust=request.trust,
     )
@@ -295,7 +295,7 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
             continue  # experiment=null is the default
         chosen = value if isinstance(value, list) else [value]
         if len(chosen) > 1 and not isinstance(command.options().groups[name].default, tuple):
-            request.problems.append(f"{name}: must be one of its options, got {value}")
+            request.problems.append(f"{name}: must be one of {', '.join(available)}, got {value}")
             continue
         names = ["null" if item is None else str(item) for item in chosen]
         wrong = [item for item in names if item not in available]

@@ -25,6 +25,7 @@ class Settings:
         values: Value of every key, with resolved interpolations and all defaults.
         overrides: The overrides as the user typed them.
         chosen: Dotted keys and groups that the user or the experiment set.
+        experiment: Those of them that only the experiment set.
         trust: Top-level packages besides dxn whose code the configuration itself may use.
         folder_trust: Those that a loaded run, model or checkpoint folder may use as well: only the
             packages that the command names, because the folder may come from an untrusted source.
@@ -35,6 +36,7 @@ class Settings:
     values: dict[str, Any]
     overrides: tuple[str, ...] = ()
     chosen: frozenset[str] = frozenset()
+    experiment: frozenset[str] = frozenset()
     trust: tuple[str, ...] = ()
     folder_trust: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

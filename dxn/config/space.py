@@ -15,7 +15,7 @@ from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup, members
 from dxn.config.words import SHORT, alternatives
 from dxn.core.errors import UserError
-from dxn.core.printable import quoted
+from dxn.core.printable import override_value, quoted
 from dxn.core.untrusted import load_yaml
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -155,14 +155,7 @@ def words_of(path: Path) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value in Hydra's grammar, in which a list or a mapping is a single value."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_text(item)}' for key, item in value.items())}}}"
-    if isinstance(value, str):
-        return value if PLAIN_TEXT.fullmatch(value) else quoted(value)
-    return "null" if value is None else str(value).lower()
+    return override_value(value, lambda text: text if PLAIN_TEXT.fullmatch(text) else quoted(text))
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[Dimension]]:

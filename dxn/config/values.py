@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from dxn.config.signatures import NAMES, NO_DEFAULT, UNIONS, Node
 from dxn.core.errors import UserError, similar
+from dxn.core.printable import override_value
 
 # Sentences about a value that has the right type, by the type of the error of pydantic.
 RANGES = {
@@ -41,7 +42,6 @@ COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = 
         (0,),
         ("lora_alpha", "lora_dropout", "lora_rank_stabilized", "lora_targets"),
     ),
-    ("source", (None,), ("revision", "part")),
     ("split", None, ("fractions",)),
     ("overfit", None, ("repeats", "input_dropout")),
     ("num_workers", (0,), ("timeout",)),
@@ -111,7 +111,7 @@ def overriding(values: Mapping[str, Any], key: str) -> str | None:
                 continue
             exists, value = lookup(values, f"{prefix}{other}")
             if exists and (bool(value) if useless is None else value in useless):
-                return f"{prefix}{other}={value}"
+                return f"{prefix}{other}={override_value(value, str)}"
     # Those of another part of the configuration.
     _, overfit = lookup(values, "loader.overfit")
     return f"loader.overfit={overfit}" if overfit and ".augment." in key else None

@@ -34,7 +34,7 @@ AS_TYPED = "as typed"
 SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
 FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 ENTRY_POINTS = "dxn.conf"
-KEY_OF_COLUMN = re.compile(r"\w+(\.\w[^.=@~+]*)+")  # such as data.holdout.größe
+KEY_OF_COLUMN = re.compile(r"\w+(\.\w[^.=@~+]*)*")  # such as data.holdout.größe
 
 
 @dataclass
@@ -242,7 +242,8 @@ def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) ->
         # The name of a column can have letters and spaces that Hydra's grammar does not allow.
         has_column = not key.isascii() or " " in key
         name = "key" if has_column and KEY_OF_COLUMN.fullmatch(key) else key
-        for text in (f"{name}={value}", f"{name}={quoted(value)}") if value else (line,):
+        empty = line.replace(key, name, 1)  # also a word such as ~key
+        for text in (f"{name}={value}", f"{name}={quoted(value)}") if value else (empty,):
             try:
                 override = OverridesParser.create().parse_override(text)
             except HydraException:

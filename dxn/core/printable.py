@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 # Control characters except for newline and tab; the marks that reverse the direction of writing,
@@ -62,3 +64,26 @@ def quoted(value: str) -> str:
     """Return a text in the quotes of Hydra's grammar."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def override_value(value: Any, text: Callable[[str], str] = quoted) -> str:
+    """Return a value in Hydra's grammar, in which a list or a mapping is a single value.
+
+    Args:
+        value: Plain data, an array or a path.
+        text: Function that writes a text. The texts of a list need quotes.
+    """
+    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
+        value = value.tolist()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        return text(str(value))
+    if isinstance(value, Mapping):
+        items = [f"{key}:{override_value(item, text)}" for key, item in value.items()]
+        return f"{{{','.join(items)}}}"
+    if isinstance(value, Sequence | Iterator | Set):
+        return f"[{','.join(override_value(item, text) for item in value)}]"
+    return str(value)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import replace_folder
+from dxn.core.printable import override_value
 from dxn.export.examples import examples
 from dxn.models.decoding.decoder import Memory
 from dxn.runs.predictor.predictor import Predictor
@@ -231,7 +232,7 @@ def _required_options(public: PublicModel, architecture: Architecture) -> str:
     """Return a sentence about the options that a training needs to be saved, for messages."""
     groups = {"fusion": architecture.fusion, "head": architecture.head}
     options = [
-        f"{group}.{name}={str(value).lower()}"
+        f"{group}.{name}={override_value(value, str)}"
         for group, values in groups.items()
         for name, value in values.items()
     ]

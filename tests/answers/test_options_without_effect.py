@@ -29,11 +29,10 @@ def table(tmp_path):
         ("adapters.text.tokenizer.lowercase=true", PATH),
         ("adapters.text.vocab_size=50", PATH),
         ("head.hidden_dim=32", "head.hidden=none"),
-        ("head.norm_eps=1e-6", "head.norm=False"),
+        ("head.norm_eps=1e-6", "head.norm=false"),
         ("finetune.lora_targets=[mlp.up]", "finetune.lora_rank=0"),
         ("adapters.image.resize.crop_ratio=0.9", "adapters.image.resize.mode=within"),
         ("adapters.image.resize.pos_grid=[3,3]", "adapters.image.resize.mode=crop"),
-        ("weights.revision=main", "weights.source=None"),
         ("data.fractions=[0.5,0.3,0.2]", "data.split=part"),
         ("loader.repeats=3", "loader.overfit=8"),
         ("adapters.text.augment.token_dropout=0.1", "loader.overfit=8"),
@@ -102,6 +101,12 @@ def test_options_of_a_tokenizer_that_is_trained_are_accepted(table, tmp_path):
         ("export weights.part=text", "weights.part", "an effect only with format=public"),
         ("export format=public baseline=none", "baseline", "no effect with format=public"),
         ("tokenize run=r dim=3 input.text=a", "dim", "no effect with run=r"),
+        ("train weights.revision=main", "weights.revision", "an effect only with weights"),
+        (
+            "train weights.strict=false",
+            "weights.strict",
+            "an effect only with weights or weights.adapters",
+        ),
         ("tokenize input.text=a sep=;", "sep", "an effect only with run"),
         ("generate temperature=0 top_k=3", "top_k", "no effect with temperature=0"),
         ("generate temperature=0.0 top_p=0.3", "top_p", "no effect with temperature=0"),
@@ -119,6 +124,16 @@ def test_options_with_an_effect_are_accepted():
     words = ["create=image", "guidance=2", "weights=folder", "weights.part=text", "split=test"]
     assert command("evaluate").compose(words).without_effect() == []
     assert command("generate").compose(["temperature=0.5", "top_k=3"]).without_effect() == []
+    words = ["weights.adapters.image=folder", "weights.strict=false"]
+    assert command("train").compose(words).without_effect() == []
+
+
+def test_options_of_an_experiment_may_have_no_effect(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nweights:\n  source: folder\n  revision: main\n"
+    (tmp_path / "experiment" / "tuned.yaml").write_text(text)
+    words = [f"conf_dir={tmp_path}", "experiment=tuned", "weights=null"]
+    assert command("train").compose(words).without_effect() == []
 
 
 @pytest.mark.parametrize("option", ["keep=[a]", "sep=x", "columns.text=b", "on_bad=skip"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dxn.config.instantiate import nodes_in
 from dxn.config.settings import Settings
-from dxn.core.printable import quoted
+from dxn.core.printable import override_value
 from dxn.data.dataset import Opened
 from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
@@ -128,7 +128,7 @@ def _rows_options(data: Mapping[str, Any]) -> list[str]:
     if first is None or not has_many_samples(first) or (is_folder and not Path(first).is_dir()):
         return []
     options = [
-        f"{key}={quoted(value) if isinstance(value, str) else str(value).lower()}"
+        f"{key}={override_value(value)}"
         for key, default in TABLE_OPTIONS.items()
         if (value := data.get(key, default)) != default
     ]
