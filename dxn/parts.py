@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
+from dxn.tokenize.cells.cell_values import has_no_value, plain_value
 from dxn.training.device import to_device
 from dxn.training.predict import task_results
 
@@ -235,10 +235,7 @@ def _check_fitted(head: Task) -> None:
 
 def _is_missing(cell: Any) -> bool:
     """Whether a cell has no value: None, NaN of Python, NumPy or pandas, or an empty text."""
-    if isinstance(cell, str):
-        return not cell.strip()
-    is_nan = isinstance(cell, float | np.floating) and bool(np.isnan(cell))
-    return cell is None or is_nan or type(cell).__name__ in ("NAType", "NaTType")
+    return has_no_value(plain_value(cell), texts=frozenset())
 
 
 def _cell(target: Any) -> Any:

@@ -186,6 +186,10 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         from dxn.core.display import is_main_process, print_line
         from dxn.runs.predictor.table import answer_lines, prediction_records
 
+        if output is not None and output.name.endswith(".squad.json"):
+            from dxn.runs.predictor.prediction_files import check_ids
+
+            check_ids(predictor, samples.opened, output)
         predictions = predictor.run(samples)
         if not is_main_process():
             return
@@ -200,8 +204,6 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         from dxn.runs.predictor.output import rows_text, write_records
         from dxn.runs.predictor.prediction_files import (
             COCO,
-            SQUAD,
-            check_ids,
             coco_records,
             file_names,
             write_pictures,
@@ -211,8 +213,6 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         if not output.suffix:
             print_line(f"written: {output} ({write_pictures(output, predictor, opened, [batch])})")
             return
-        if output.name.endswith(SQUAD):
-            check_ids(predictor, opened, output)
         if output.name.endswith(COCO):
             names = file_names(opened, task.objects_in)
             records = coco_records(predictor, opened, 0, predictions.predicted[0], names[0])

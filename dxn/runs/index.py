@@ -198,6 +198,7 @@ def weights_digest(run: str | None, weights: Mapping[str, Any] | None) -> str:
         ends = SETTINGS_ENDS if source.is_file() else (*WEIGHTS_ENDS, *SETTINGS_ENDS)
         files = [path for path in folder.iterdir() if path.name.endswith(ends)]
         paths = sorted({*files, *filter(Path.is_file, [source])})
+    option = "weights" if run is None else "run"
     digests: list[str] = []
     for path in paths:
         try:
@@ -205,7 +206,7 @@ def weights_digest(run: str | None, weights: Mapping[str, Any] | None) -> str:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:
             raise UserError(
-                f"run: {path}: cannot be read ({error.strerror}); set run=RUN to another model"
+                f"{option}: {path}: cannot be read ({error.strerror}); replace or remove this file"
             ) from error
     return digests[0] if run is not None else hashlib.sha256("".join(digests).encode()).hexdigest()
 

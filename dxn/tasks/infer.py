@@ -452,6 +452,13 @@ def _range(counts: Counter[float]) -> str:
     return f"{min(counts):.10g} to {max(counts):.10g}"
 
 
-def value_of_color(red: int, green: int, blue: int) -> int:
-    """Return the value of a color in a mask. That of gray is its level, as in masks of gray."""
-    return red if red == green == blue else COLOR + (red << 16 | green << 8 | blue)
+def value_of_color(red: Any, green: Any, blue: Any) -> np.ndarray:
+    """Return the values of colors in a mask. That of gray is its level, as in masks of gray.
+
+    Args:
+        red: Integers of any shape, with more than 24 bits, such as the pixels (H, W) of a picture.
+        green: Of the same shape.
+        blue: Of the same shape.
+    """
+    is_gray = (red == green) & (green == blue)
+    return np.where(is_gray, red, COLOR + (red << 16 | green << 8 | blue))

@@ -1,10 +1,9 @@
 """Folders of files as people have them: tables of the files, classes called "test", formats."""
 
-import io
-
 import numpy as np
 import pytest
 import soundfile
+from helpers.media import encoded
 from helpers.newcomer import SMALL_IMAGES, TINY, refused, run
 from PIL import Image
 
@@ -118,12 +117,6 @@ def test_a_target_column_called_set_does_not_divide_the_rows(tmp_path, capsys):
     output = checked(capsys, tmp_path / "t.csv", "target=set", "adapters=[text]")
     assert "2 classes (test 16, train 16)" in output or "2 classes (train 16, test 16)" in output
     assert "splits: from column" not in output
-
-
-def encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def read(source, channels=3):

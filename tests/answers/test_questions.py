@@ -164,6 +164,11 @@ def test_a_run_answers_with_parts_of_long_texts(files, tmp_path, capsys):
     flat_file = files / "flat.jsonl"
     error = refused(capsys, ["predict", f"run={run}", f"input={flat_file}", f"output={written}"])
     assert "there is no column id" in error[0]
+    one = ["input.question=Where does Ada live?", f"input.context={rows[0]['context']}"]
+    capsys.readouterr()
+    assert main(["predict", f"run={run}", *one, f"output={written}"]) == 2
+    printed = capsys.readouterr()
+    assert "there is no column id" in printed.err and not printed.out  # no answer
     model = dxn.load(run, device="cpu")
     model.task.target.is_optional = False
     text = " ".join(row["context"] for row in rows)

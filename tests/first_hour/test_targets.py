@@ -124,7 +124,7 @@ def test_rows_of_a_group_stay_in_one_split(here, capsys):
     speaker_of = {text: speaker for text, speaker, _ in table}
     tested = [speaker_of[row["text"]] for row in read_csv("model/predictions.csv")]
     assert len(tested) == 10 * len(set(tested))
-    # In a new table, rows of a speaker are dependent, too: three speakers are too few to resample.
+    # In a new table, rows of a speaker are dependent, too: four speakers are too few to resample.
     write_csv("new.csv", ["text", "speaker", "label"], table[:3] + table[20:23] + table[40:44])
     for i, words in enumerate((["new.csv"], ["data=table", "data.path=new.csv"])):
         assert run("evaluate", "run=model", *words, f"output=new{i}") == 0

@@ -1,4 +1,6 @@
-"""Reads single pictures, sounds and clips."""
+"""Reads single pictures, sounds and clips, and writes pictures."""
+
+import io
 
 from dxn.tokenize.audio.reader import AudioReader
 from dxn.tokenize.image.reader import ImageReader
@@ -15,3 +17,10 @@ def read_audio(source, **options):
 
 def read_video(source, **options):
     return VideoReader(**options).read(source)
+
+
+def encoded(image, kind="PNG", **options):
+    """The bytes of a file with a picture of Pillow."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()

@@ -112,3 +112,8 @@ def refused(capsys, arguments):
     error = capsys.readouterr().err
     assert "Traceback" not in error
     return error.splitlines()
+
+
+def attack(canary):
+    """A node of a configuration that writes a file if it is built."""
+    return {"_target_": "os.system", "command": f"touch {canary}"}

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
-from helpers.runs import train
+from helpers.runs import attack, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,10 +29,6 @@ def trained(tmp_path_factory):
     data = ["data=table", f"data.path={folder / 'table.csv'}", "data.target=label"]
     train(folder / "run", *data, *TINY, *CPU)
     return folder / "run" / "model"
-
-
-def attack(canary):
-    return {"_target_": "os.system", "command": f"touch {canary}"}
 
 
 VALUES = (

@@ -280,6 +280,11 @@ def test_an_index_of_a_checkpoint_that_was_replaced_is_refused(tmp_path, capsys)
     (weights / "index.json").write_text("{}")
     (weights / "notes.txt").write_text("good")
     assert main(query) == 0
+    (weights / "vocab.txt").symlink_to("gone")
+    capsys.readouterr()
+    (line,) = refused(capsys, query)
+    assert line.startswith(f"dxn: weights: {weights / 'vocab.txt'}: cannot be read (No such file")
+    (weights / "vocab.txt").unlink()
     path = weights / "model.safetensors"
     tensors = load_file(path)
     name = min(tensors)

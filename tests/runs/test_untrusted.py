@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from helpers.runs import refused, train
+from helpers.runs import attack, refused, train
 
 from dxn.cli import main
 from dxn.core.files import write_sums
@@ -45,10 +45,6 @@ def edit(path, change):
     content = yaml.safe_load(path.read_text())
     change(content)
     path.write_text(yaml.safe_dump(content))
-
-
-def attack(canary):
-    return {"_target_": "os.system", "command": f"touch {canary}"}
 
 
 @pytest.mark.parametrize("part", ["fusion", "head", "backbone"])

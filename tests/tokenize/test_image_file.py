@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.media import read_image
+from helpers.media import encoded, read_image
 from PIL import Image, ImageOps
 
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
@@ -31,16 +31,10 @@ def noisy(width, height, channels=3, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def encoded(image, kind="JPEG", **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 @pytest.fixture(scope="module")
 def photo():
     """A large JPEG."""
-    return encoded(Image.fromarray(smooth(*LARGE)), quality=95)
+    return encoded(Image.fromarray(smooth(*LARGE)), "JPEG", quality=95)
 
 
 def prepare_of(image_size=32, mode="within", *, augment=None, in_channels=3, **resize):
@@ -168,7 +162,7 @@ def test_a_photo_with_details_differs_by_few_levels():
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 20, (LARGE[1], LARGE[0], 3))
     pixels = (smooth(*LARGE) + noise).clip(0, 255).astype(np.uint8)
-    data = encoded(Image.fromarray(pixels), quality=95)
+    data = encoded(Image.fromarray(pixels), "JPEG", quality=95)
     assert difference(prepare_of(96).reader.read(data), resize(read_image(data), (70, 96))) < 0.4
 
 
@@ -182,7 +176,7 @@ def test_a_photo_with_details_differs_by_few_levels():
 def test_a_rotated_photo_is_reduced_like_its_upright_copy(orientation, target, mode):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(Image.fromarray(smooth(*LARGE)), exif=exif, quality=95)
+    data = encoded(Image.fromarray(smooth(*LARGE)), "JPEG", exif=exif, quality=95)
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     assert upright.shape[:2] == ((1100, 1500) if orientation < 5 else (1500, 1100))
     assert image_size(data) == upright.shape[:2]
@@ -195,7 +189,7 @@ def test_a_rotated_photo_is_reduced_like_its_upright_copy(orientation, target, m
 
 @pytest.mark.parametrize("options", [{"progressive": True}, {"subsampling": 0}, {"optimize": True}])
 def test_every_kind_of_jpeg_is_reduced(options):
-    data = encoded(Image.fromarray(smooth(*LARGE)), quality=95, **options)
+    data = encoded(Image.fromarray(smooth(*LARGE)), "JPEG", quality=95, **options)
     assert difference(prepare_of(48).reader.read(data), resize(read_image(data), (35, 48))) < 0.4
 
 
@@ -204,7 +198,7 @@ def test_gray_and_cmyk_photos_are_reduced(channels):
     gray = Image.fromarray(smooth(*LARGE, channels=1))
     ink = Image.fromarray(smooth(*LARGE, channels=4), "CMYK")
     for image in (gray, ink):
-        data = encoded(image, quality=95)
+        data = encoded(image, "JPEG", quality=95)
         prepare = prepare_of(48, in_channels=channels)
         complete = read_image(data, channels=channels)
         assert difference(prepare.reader.read(data), resize(complete, (35, 48))) < 0.4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers.media import read_audio, read_image
+from helpers.media import encoded, read_audio, read_image
 from PIL import Image, ImageOps
 
 from dxn.tokenize.audio.reader import audio_rate, audio_seconds
@@ -20,12 +20,6 @@ def picture(height=11, width=17, channels=3, seed=0):
     """A picture of random pixels, so that rotations and permutations show."""
     shape = (height, width, channels) if channels > 1 else (height, width)
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def sine(hertz=440.0, rate=RATE, seconds=0.5, channels=1, level=0.5):

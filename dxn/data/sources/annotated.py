@@ -363,7 +363,7 @@ def _names_of_colors(root: Path, files: Sequence[Path]) -> dict[int, str]:
         # A line is name:red,green,blue:parts:actions.
         if match := re.match(r"([^#:][^:]*):(\d+),(\d+),(\d+)(:|$)", line):
             red, green, blue = (int(match[i]) for i in (2, 3, 4))
-            names[value_of_color(red, green, blue)] = match[1]
+            names[int(value_of_color(red, green, blue))] = match[1]
     return names
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
-from dxn.tasks.infer import COLOR, MASK
+from dxn.tasks.infer import COLOR, MASK, value_of_color
 from dxn.tasks.segment.drawn import Drawn
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.media import bytes_or_path
@@ -61,9 +61,6 @@ class Mask(Described):
         if not isinstance(other, Mask) or self.size != other.size:
             return False
         return self.key == other.key or np.array_equal(self.values(), other.values())
-
-    def __hash__(self) -> int:
-        return hash(self.size)
 
     def __str__(self) -> str:
         if isinstance(self.source, str):
@@ -190,10 +187,8 @@ def _decoded(source: Any) -> np.ndarray:
             "all pixels have the same color, and only their transparency differs, which is not "
             "read; write the classes as levels of gray"
         )
-    is_gray = (red == green) & (green == blue)
-    if is_gray.all():
-        return red.astype(np.uint8)
-    return np.where(is_gray, red, COLOR + (red << 16 | green << 8 | blue))
+    values = value_of_color(red, green, blue)
+    return values.astype(np.uint8) if values.max() < COLOR else values
 
 
 def _opened(source: Any) -> Image.Image:
