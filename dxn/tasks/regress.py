@@ -23,10 +23,9 @@ from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.cells.cell_values import (
     NumberFormat,
-    explain_units,
+    explain_format,
     find_format,
     plain_number,
-    unclear_number,
 )
 
 MAX_EXAMPLES = 3  # cells in a message
@@ -236,7 +235,7 @@ def _explain_format(
     """
     notes: list[str] = []
     example = next((v for v in values if isinstance(v, str) and _is_formatted(form, v)), None)
-    about = unclear_number(form, values) or explain_units(form, values)
+    about = explain_format(form, values)
     if about:
         notes.append(f"target: {about}")
     elif example is not None:

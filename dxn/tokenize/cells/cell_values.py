@@ -181,8 +181,10 @@ class NumberFormat:
             if number is not None or not is_text:
                 return number
         match = _match(value)
-        if match is None:
-            return None
+        return None if match is None else self.number_of(match)
+
+    def number_of(self, match: re.Match[str]) -> float | None:
+        """Return the number of a match of `WRITTEN`; None if it is not one in this format."""
         unit = unit_of(match)
         factor = _factor_of(match)
         if self.unit == SCALED and unit in POWERS:
@@ -313,18 +315,21 @@ def find_format(values: Sequence[Any]) -> NumberFormat:
     if _are_durations(values):
         return NumberFormat(unit=DURATION)
     matches = _matches(values)
-    units = Counter(unit for match in matches if (unit := unit_of(match)))
+    units: Counter[str] = Counter()
+    decimals: Counter[str] = Counter()
+    for match, num_cells in matches.items():
+        units[unit_of(match)] += num_cells
+        decimals[_decimal_of(match["digits"])] += num_cells
+    del units[""]
     unit = units.most_common(1)[0][0] if units else ""
     if units.keys() <= POWERS.keys() and _are_powers([m for m in matches if m["unit"]]):
         unit = SCALED
-    digits = [match["digits"] for match in matches]
-    decimals = Counter(map(_decimal_of, digits))
     if decimals["."] or decimals[","]:
         return NumberFormat("," if decimals[","] > decimals["."] else ".", unit)
     # Only "1.234" and "950": numbers with three decimals would all have a point, and amounts of
     # money have no third decimal. So the point separates thousands.
-    num_points = sum("." in written for written in digits)
-    are_some = MIN_GROUPED <= num_points < len(digits)
+    num_points = sum(n for match, n in matches.items() if "." in match["digits"])
+    are_some = MIN_GROUPED <= num_points < matches.total()
     is_grouped = num_points and (are_some or _are_money(matches, unit))
     return NumberFormat("," if is_grouped else ".", unit)
 
@@ -349,18 +354,29 @@ def _seconds_of(text: str) -> float | None:
     return -total if match["sign"] else total
 
 
-def _are_money(matches: Sequence[re.Match[str]], unit: str) -> bool:
+def _are_money(matches: Iterable[re.Match[str]], unit: str) -> bool:
     return any(match["currency"] or CURRENCY_SIGN.fullmatch(unit) for match in matches)
 
 
-def unclear_number(form: NumberFormat, values: Sequence[Any]) -> str:
-    """Return how "1.234" is read if no cell of the column shows it; "" otherwise.
+def explain_format(form: NumberFormat, values: Sequence[Any], advice: str | None = "") -> str:
+    """Return how numbers are read that could be read in another way; "" if there are none.
 
     Args:
         form: The format of the column, see `find_format`.
         values: Cells of the column.
+        advice: What to do if no cell shows the decimal separator. None: the user set it.
     """
-    matches = _readable(form, values)
+    if form.unit == DURATION:
+        text = next(value for value in values if form.parse(value) is not None)
+        return f"{text!r} is read as {form.parse(text):,.10g} seconds"
+    matches = _matches(values)
+    matches = Counter({m: n for m, n in matches.items() if form.number_of(m) is not None})
+    unclear = "" if advice is None else _unclear_number(form, matches)
+    return f"{unclear}{advice}" if unclear else _explain_units(form, matches, values)
+
+
+def _unclear_number(form: NumberFormat, matches: Counter[re.Match[str]]) -> str:
+    """Return how "1.234" is read if no cell of the column shows it; "" otherwise."""
     if any(_decimal_of(match["digits"]) for match in matches):
         return ""
     grouped = [match[0] for match in matches if {".", ","}.intersection(match["digits"])]
@@ -377,49 +393,43 @@ def unclear_number(form: NumberFormat, values: Sequence[Any]) -> str:
     )
 
 
-def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
-    """Return how numbers are read that have letters, an exponent, or no unit beside others.
-
-    Args:
-        form: The format of the column, see `find_format`.
-        values: Cells of the column.
-    """
-    if form.unit == DURATION:
-        text = next(value for value in values if form.parse(value) is not None)
-        return f"{text!r} is read as {form.parse(text):,.10g} seconds"
-    matches = _readable(form, values)
-    units = [match[0] for match in matches if unit_of(match)]
+def _explain_units(
+    form: NumberFormat, matches: Counter[re.Match[str]], values: Sequence[Any]
+) -> str:
+    """Return how numbers are read that have letters, an exponent, or no unit beside others."""
+    units = {match[0]: n for match, n in matches.items() if unit_of(match)}
+    unit = next(iter(units), "")
     if form.unit == SCALED and units:
-        return f"{units[0]!r} is read as {form.parse(units[0]):,.10g}"
+        return f"{unit!r} is read as {form.parse(unit):,.10g}"
     plain: list[Any] = [value for value in values if isinstance(value, int | float)]
-    plain += [match[0] for match in matches if not unit_of(match)]
+    plain += [match[0] for match in matches.elements() if not unit_of(match)]
     if not units or not plain:
         code = next((match[0] for match in matches if EXPONENT.fullmatch(match[0])), None)
         return f"{code!r} is read as {form.parse(code):,.10g}, no code" if code else ""
     return (
-        f"{plain[0]!r} and {units[0]!r} are read in the same unit ({len(plain):,} of "
-        f"{len(plain) + len(units):,} numbers have none)"
+        f"{plain[0]!r} and {unit!r} are read in the same unit ({len(plain):,} of "
+        f"{len(plain) + sum(units.values()):,} numbers have none)"
     )
 
 
-def _readable(form: NumberFormat, values: Sequence[Any]) -> list[re.Match[str]]:
-    """Return the matches of the texts that are numbers in the format of the column."""
-    return [match for match in _matches(values) if form.parse(match[0]) is not None]
-
-
-def _matches(values: Sequence[Any]) -> list[re.Match[str]]:
-    """Return the matches of the texts of a column that are numbers."""
+def _matches(values: Sequence[Any]) -> Counter[re.Match[str]]:
+    """Return the matches of the different texts that are numbers, and how often they occur."""
     texts = [value for value in values if isinstance(value, str)]
     joined = "\n".join(texts)
     # Without the time of a match for each cell, for most columns.
     if PLAIN_COLUMN.fullmatch(joined) and ("." not in joined or DECIMAL_POINT.search(joined)):
-        return []
+        return Counter()
     few = sample(texts, MAX_FOR_FORMAT)
-    matches = [match for text in few if (match := _match(text)) is not None]
+    matches = _count_matches(few)
     if len(few) == len(texts) or any(_decimal_of(match["digits"]) for match in matches):
         return matches
     # A single cell can show the decimal mark.
-    return [match for text in texts if (match := _match(text)) is not None]
+    return _count_matches(texts)
+
+
+def _count_matches(texts: Sequence[str]) -> Counter[re.Match[str]]:
+    cells = Counter(texts)
+    return Counter({m: n for text, n in cells.items() if (m := _match(text)) is not None})
 
 
 def units_of(values: Sequence[Any]) -> list[str]:
@@ -481,7 +491,7 @@ def _factor_of(match: re.Match[str]) -> float:
     return WORD_POWERS.get(word, 1.0) * POWERS.get((match["letter"] or "").lower(), 1.0)
 
 
-def _are_powers(matches: Sequence[re.Match[str]]) -> bool:
+def _are_powers(matches: Iterable[re.Match[str]]) -> bool:
     """Return whether the letters of a column are powers of ten, and not units such as meters."""
     letters = {match["unit"].strip() for match in matches}
     if "k" in letters:

@@ -19,10 +19,9 @@ from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, center_and_scale
 from dxn.tokenize.cells.cell_values import (
     DURATION,
     NumberFormat,
-    explain_units,
+    explain_format,
     find_format,
     has_no_number,
-    unclear_number,
 )
 from dxn.tokenize.masking import CellMasking, check_ratio
 
@@ -53,9 +52,8 @@ class NumberReader(Reader):
         present = [cell for cell in cells if not has_no_number(cell)]
         form = find_format(present)
         self.format = NumberFormat(self.decimal or form.decimal, form.unit)
-        if self.decimal is None and (unclear := unclear_number(form, present)):
-            return f"{unclear}; adapters.number.decimal sets the decimal separator"
-        return explain_units(form, present)
+        advice = "; adapters.number.decimal sets the decimal separator"
+        return explain_format(form, present, advice if self.decimal is None else None)
 
     def read(self, cell: Any) -> float | None:
         """Return a number; None if the cell says that there is none, such as "N/A".
