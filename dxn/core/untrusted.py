@@ -217,19 +217,19 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"numbers must be finite, got {name}")
 
 
-def parsed_cell(text: str) -> list[Any] | dict[str, Any] | None:
-    """Return the list or object that a cell contains as a text, in JSON or Python.
+def parsed_cell(text: str) -> list[Any] | tuple[Any, ...] | dict[str, Any] | None:
+    """Return the list, tuple or object that a cell contains as a text, in JSON or Python.
 
     pandas writes a CSV file with the lists of Python and the arrays of numpy. None: it is neither.
     """
-    if not text.lstrip().startswith(("{", "[", "array(")):
+    if not text.lstrip().startswith(("{", "[", "(", "array(")):
         return None
     for read in (json.loads, ast.literal_eval, _read_arrays):
         try:
             value = read(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        if isinstance(value, list | dict):
+        if isinstance(value, list | tuple | dict):
             return value
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 import statistics
@@ -200,7 +199,7 @@ def read_spans(cell: Any) -> list[Span] | None:
         None if the cell is anything else.
     """
     if isinstance(cell, str):
-        cell = _read_tuple(cell) if cell.lstrip().startswith("(") else parsed_cell(cell)
+        cell = parsed_cell(cell)
     if isinstance(cell, Mapping) and isinstance(cell.get("entities"), list):  # as spaCy writes it
         cell = cell["entities"]
     single = None if isinstance(cell, list) else _span(cell)
@@ -215,13 +214,6 @@ def read_spans(cell: Any) -> list[Span] | None:
             return None
         spans.append(span)
     return spans
-
-
-def _read_tuple(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
 
 
 def are_spans(cells: Sequence[Any]) -> bool:

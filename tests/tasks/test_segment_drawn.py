@@ -1,6 +1,7 @@
 """Masks of objects with polygons and run lengths, as in COCO."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_later_objects_lie_over_earlier_ones_and_crowds_behind_all():
     ]
     known = {"cat": 1, "dog": 2, "sheep": 3}
     for each in (cell, json.dumps(cell), {"objects": cell}):
-        drawn = read_drawn(each, "row 1", known, (4, 5))
+        drawn = read_drawn(each, "row 1", known, (4, 5), Counter())
         assert drawn.values().tolist() == [
             [3, 3, 3, 2, 2],
             [3, 1, 1, 2, 2],
@@ -111,8 +112,8 @@ def test_later_objects_lie_over_earlier_ones_and_crowds_behind_all():
             [0, 0, 0, 0, 0],
         ]
     # A class that the training split does not have.
-    assert read_drawn(cell[:1], "row 1", {}, (4, 5)).values().max() == 65535
-    assert read_drawn([], "row 1", {}, (4, 5)).values().max() == 0
+    assert read_drawn(cell[:1], "row 1", {}, (4, 5), Counter()).values().max() == 65535
+    assert read_drawn([], "row 1", {}, (4, 5), Counter()).values().max() == 0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_later_objects_lie_over_earlier_ones_and_crowds_behind_all():
 )
 def test_objects_without_an_area_are_refused(item, problem):
     with pytest.raises(UserError, match=f"row 1: .*{problem}"):
-        read_drawn([item], "row 1", {"cat": 1}, (4, 5))
+        read_drawn([item], "row 1", {"cat": 1}, (4, 5), Counter())
 
 
 def test_objects_have_their_own_names():
@@ -219,4 +220,4 @@ def test_a_polygon_is_filled_in_parts_and_one_with_too_many_edges_is_refused(mon
     zigzag = [number for i in range(8000) for number in (i % 3, 4000 * (i % 2))]
     cell = [{"label": "a", "segmentation": [zigzag]}]
     with pytest.raises(UserError, match="row 1: the polygons have too many long edges"):
-        read_areas(cell, "row 1", (4000, 4))
+        read_areas(cell, "row 1", (4000, 4), Counter())

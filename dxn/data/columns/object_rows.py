@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,8 @@ import numpy as np
 
 from dxn.core.display import list_names
 from dxn.core.errors import UserError
-from dxn.data.rows import AUTO, as_column
+from dxn.core.untrusted import parsed_cell
+from dxn.data.rows import AUTO, as_column, blank_to_none
 from dxn.data.tables.read import Layout, Rearranging, Table, differing_values, one_value_each
 from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, IGNORED_KEYS, SIDE_KEYS
 from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
@@ -108,7 +108,7 @@ class ObjectRows(Layout):
             objects_of_file: list[Any] = []
             for i in rows:
                 place = {key: cells[i] for key, cells in places.items() if cells[i] is not None}
-                label = None if _is_blank(labels[i]) else labels[i]
+                label = blank_to_none(labels[i])
                 if label is None or (not self.label and not place.keys() - {*IGNORED_KEYS}):
                     continue  # the row says that there is no object
                 place = {key: _numbers(value) for key, value in place.items()}
@@ -205,11 +205,6 @@ def _files(values: Sequence[Any], table: Path | None) -> list[Any]:
     return files
 
 
-def _is_blank(value: Any) -> bool:
-    """Whether a cell has no label, also as pandas writes one."""
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
-
-
 def _is_flat(cell: Any) -> bool:
     """Whether a cell is blank or contains the numbers of one box."""
     value = _numbers(cell)
@@ -219,9 +214,5 @@ def _is_flat(cell: Any) -> bool:
 
 def _numbers(cell: Any) -> Any:
     """Return the numbers of a box that are written as a text, or the cell as it is."""
-    if isinstance(cell, str) and cell.lstrip().startswith("["):
-        try:
-            return json.loads(cell)
-        except (ValueError, RecursionError):
-            return cell  # reported with the row when the objects are read
-    return cell
+    value = parsed_cell(cell) if isinstance(cell, str) else None
+    return cell if value is None else value

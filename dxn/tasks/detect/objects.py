@@ -54,6 +54,7 @@ SIDE_KEYS: tuple[tuple[tuple[str, ...], Order], ...] = (
 CROWD_KEYS = ("iscrowd", "is_crowd")
 IGNORED_KEYS = (*CROWD_KEYS, "difficult", "is_difficult")
 MAX_FRACTION = 1.01  # of a place at the edge of a picture, because of rounding
+MAX_SHOWN = 3  # rows in a note
 # By number of axes.
 EXAMPLES = {
     1: '[{"label": "bell", "start": 0.5, "end": 1.5}]',
@@ -141,6 +142,13 @@ def check_size(cell: Any, origin: str, size: tuple[int, int]) -> None:
         f"has {size[1]}×{size[0]}{turned}; correct the width and height of the annotations, or use "
         "the picture that was annotated"
     )
+
+
+def note_on_rows(rows: Counter[str], what: str) -> str:
+    """Return a sentence about objects, from their number by row; "" if there are none."""
+    more = ", ..." if len(rows) > MAX_SHOWN else ""
+    shown = f"{', '.join([*rows][:MAX_SHOWN])}{more}"
+    return f"objects of all splits {what}: {rows.total():,} ({shown})" if rows else ""
 
 
 def category_ids(cells: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -28,6 +29,7 @@ from dxn.tasks.detect.objects import (
     Order,
     category_ids,
     check_size,
+    note_on_rows,
     read_objects,
 )
 from dxn.tasks.names import Names, NamesState
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
-MAX_SHOWN = 3  # rows in a note
 DEFAULT_THRESHOLD = 0.4  # if the validation split is no reason for another one
 
 
@@ -79,9 +80,9 @@ class DetectedObjects(Names):
         self.threshold = DEFAULT_THRESHOLD if task.threshold is None else task.threshold
         self.axes = 0  # number A of axes of the boxes in the table; 0: unknown
         # Objects without an area, those that are cut, and those that occur again, by row.
-        self.unused: dict[str, int] = {}
-        self.repeated: dict[str, int] = {}
-        self.clipped: dict[str, int] = {}
+        self.unused: Counter[str] = Counter()
+        self.repeated: Counter[str] = Counter()
+        self.clipped: Counter[str] = Counter()
 
     def names(self, value: Objects) -> Sequence[str]:
         """Return the class of each object."""
@@ -155,13 +156,13 @@ class DetectedObjects(Names):
         for label, box in zip(objects.labels, objects.boxes, strict=True):
             clipped, is_cut = _clipped(box, unit, limits)
             if _is_empty(clipped):
-                self.unused[origin] = self.unused.get(origin, 0) + 1
+                self.unused[origin] += 1
                 continue
             if (label, clipped) in zip(labels, boxes, strict=True):
-                self.repeated[origin] = self.repeated.get(origin, 0) + 1
+                self.repeated[origin] += 1
                 continue
             if is_cut:
-                self.clipped[origin] = self.clipped.get(origin, 0) + 1
+                self.clipped[origin] += 1
             labels.append(label)
             boxes.append(clipped)
         ignored: list[Ignored] = []
@@ -277,9 +278,7 @@ class DetectedObjects(Names):
             (self.repeated, "that occur again with the same class and place, and are used once"),
         ):
             if rows:
-                shown = ", ".join(list(rows)[:MAX_SHOWN])
-                more = ", ..." if len(rows) > MAX_SHOWN else ""
-                line += f"; objects of all splits {what}: {sum(rows.values()):,} ({shown}{more})"
+                line += f"; {note_on_rows(rows, what)}"
         return line
 
 

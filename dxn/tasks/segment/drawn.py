@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def read_drawn(
     origin: str,
     values: Mapping[str, int],
     size: tuple[int, int],
-    unused: dict[str, int] | None = None,
+    unused: Counter[str],
 ) -> Drawn | None:
     """Return the mask of a cell with a list of objects; None if it is anything else.
 
@@ -136,7 +137,7 @@ def read_drawn(
 
 
 def read_areas(
-    cell: Any, origin: str, size: tuple[int, int], unused: dict[str, int] | None = None
+    cell: Any, origin: str, size: tuple[int, int], unused: Counter[str]
 ) -> list[Area] | None:
     """Return the objects of a cell; None if it is no list of objects.
 
@@ -177,8 +178,8 @@ def read_areas(
                 )
         except BadMedia as error:
             raise UserError(f"{origin}: {error}") from error
-        if not is_inside and unused is not None:
-            unused[origin] = unused.get(origin, 0) + 1
+        if not is_inside:
+            unused[origin] += 1
             continue
         areas.append(Area(label, area, is_crowd(item), is_ignored(item)))
     return areas

@@ -19,7 +19,7 @@ from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
 from dxn.tasks.detect.metric import ScoredObjects
-from dxn.tasks.detect.objects import Ignored, category_ids, check_size
+from dxn.tasks.detect.objects import Ignored, category_ids, check_size, note_on_rows
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import Names
 from dxn.tasks.segment.drawn import (
@@ -31,7 +31,7 @@ from dxn.tasks.segment.drawn import (
     read_areas,
     runs_of,
 )
-from dxn.tasks.segment.target import MaskState, PixelClasses, mask_at, nearest
+from dxn.tasks.segment.target import UNUSED, MaskState, PixelClasses, mask_at, nearest
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import Placement
@@ -196,7 +196,8 @@ class ObjectMasks(PixelClasses):
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return the number of objects per class, and of those without a pixel."""
-        return "; ".join(filter(None, [Names.describe(self, values), self._unused()]))
+        parts = [Names.describe(self, values), note_on_rows(self.unused, UNUSED)]
+        return "; ".join(filter(None, parts))
 
     def unknown(self, values: Sequence[Any]) -> list[str]:
         """Return the first name of each row that is not in the training split."""

@@ -18,7 +18,7 @@ from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.schema import Strict
-from dxn.tasks.detect.objects import check_size
+from dxn.tasks.detect.objects import check_size, note_on_rows
 from dxn.tasks.infer import COLOR
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import MAX_CLASS_COLUMNS, SHOWN, Names, NamesState
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 MAX_COUNTED = 2000  # masks of objects that are drawn to count the pixels of each class
 MAX_GRAY = 65535  # largest value in a PNG file
 MAX_SHOWN = 3  # classes whose metrics are shown in tables
+UNUSED = "without a pixel inside of the picture, which are not used"
 
 
 class MaskState(NamesState):
@@ -91,7 +92,7 @@ class PixelClasses(Names):
         self.values: list[int] = []
         self.mode = ""
         self.palette: list[int] = []
-        self.unused: dict[str, int] = {}  # objects without a pixel, by row
+        self.unused: Counter[str] = Counter()  # objects without a pixel, by row
         self.counted: dict[str, dict[int, int]] = {}  # pixels of each value, by the key of a mask
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
@@ -337,19 +338,8 @@ class PixelClasses(Names):
         if unnamed:
             shown = list_names([name_of_value(value, mode) for value in unnamed], MAX_SHOWN)
             notes.append(f"{count(len(unnamed), 'value')} without a name ({shown})")
-        notes += [self._other_colors(values, [*total]), self._unused()]
+        notes += [self._other_colors(values, [*total]), note_on_rows(self.unused, UNUSED)]
         return "; ".join([line, *filter(None, notes)])
-
-    def _unused(self) -> str:
-        """Say how many objects have no pixel."""
-        if not self.unused:
-            return ""
-        rows = [*self.unused]
-        more = ", ..." if len(rows) > MAX_SHOWN else ""
-        return (
-            "objects of all splits without a pixel inside of the picture, which are not used: "
-            f"{sum(self.unused.values()):,} ({', '.join(rows[:MAX_SHOWN])}{more})"
-        )
 
     def unknown(self, values: Sequence[Mask]) -> list[str]:
         """Return another value of each mask that has such values and at most one known one.

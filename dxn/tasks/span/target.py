@@ -377,7 +377,7 @@ def chosen_place(
     return place, found
 
 
-def parsed(text: str) -> list[Any] | dict[str, Any] | None:
+def parsed(text: str) -> Any:
     """Return the answers that a text contains as a list or an object, in JSON or Python.
 
     None: the text is an answer itself, such as "[citation]" or "[3, 4]".
