@@ -19,7 +19,7 @@ from dxn.core.errors import UserError
 from dxn.core.parts import Recorded, arguments_of, node_of_part
 from dxn.core.schema import validated
 from dxn.data.dataset import Samples
-from dxn.data.rows import TARGET, Rows
+from dxn.data.rows import TARGET
 from dxn.data.token_windows import make_samples
 from dxn.models import model as models
 from dxn.models.fusion import EarlyFusion
@@ -190,29 +190,13 @@ class Model(models.MultimodalModel):
         # Seeded by the generator of torch, so that the masks and augmentations of each call differ.
         seed = int(torch.randint(MAX_SEED, ()))
         options: dict[str, Any] = {"seed": seed, "augment": self.training}
-        if not (self.task.is_supervised and any(not _is_missing(row.get(TARGET)) for row in rows)):
-            inputs = [{n: value for n, value in row.items() if n != TARGET} for row in rows]
-            if self.task.is_supervised:
-                return predictor.samples(inputs)
-            opened = predictor.model_inputs.samples(inputs)
-            return make_samples(self.task, opened, predictor.tokenizers, **options)
-        unknown = {name for row in rows for name in row} - {*self.inputs, TARGET}
-        if unknown:
-            raise UserError(
-                f"this model has the inputs {', '.join(self.inputs)}, "
-                f"got {', '.join(sorted(unknown))}"
-            )
-        cells: dict[str, list[Any]] = {
-            name: [predictor.model_inputs.cell(name, row.get(name)) for row in rows]
-            for name in self.inputs
-        }
-        targets = [row.get(TARGET) for row in rows]
-        cells[TARGET] = [None if _is_missing(target) else _cell(target) for target in targets]
-        origins = [f"sample {i + 1}" for i in range(len(rows))]
-        opened = predictor.model_inputs.survey(Rows(cells, origins), with_target=True)
-        if opened.bad:
-            first = min(opened.bad, key=lambda fault: fault.row)
-            raise UserError(f"{first.origin}: {first}")
+        inputs = [{n: value for n, value in row.items() if n != TARGET} for row in rows]
+        cells = [row.get(TARGET) for row in rows]
+        targets = [None if _is_missing(cell) else _cell(cell) for cell in cells]
+        has_targets = self.task.is_supervised and any(target is not None for target in targets)
+        if self.task.is_supervised and not has_targets:
+            return predictor.samples(inputs)
+        opened = predictor.model_inputs.samples(inputs, targets if has_targets else None)
         # An evaluation counts an unknown class as an error. A training would ignore it.
         if unknown := self.task.target.unknown(opened.targets or ()):
             raise UserError(f"{unknown[0]!r}: not a target from which the task has learned")

@@ -346,11 +346,18 @@ class ModelInputs:
 
     # The arguments of a Python program
 
-    def samples(self, samples: Sequence[Mapping[str, Any]]) -> Opened:
+    def samples(
+        self, samples: Sequence[Mapping[str, Any]], targets: Sequence[Any] | None = None
+    ) -> Opened:
         """Open samples, each with the values of its inputs by name. None: it lacks the input.
 
+        Args:
+            samples: The values.
+            targets: Target of each sample, which it then needs. None: they have none.
+
         Raises:
-            UserError: If there is no sample, a file cannot be read, or an input is unknown.
+            UserError: If there is no sample, a file cannot be read, an input is unknown, or a
+                target is missing.
         """
         if not samples:
             raise UserError("there is no sample; pass at least one")
@@ -364,15 +371,18 @@ class ModelInputs:
             name: [self.cell(name, sample.get(name)) for sample in samples]
             for name in self.tokenizers
         }
-        if len(samples) == 1 and (opened := self._single(cells)) is not None:
+        is_single = len(samples) == 1 and targets is None
+        if is_single and (opened := self._single(cells)) is not None:
             return opened
         from dxn.data.rows import Rows
 
-        opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
+        cells |= {} if targets is None else {TARGET: list(targets)}
+        rows = Rows(cells, [f"sample {i + 1}" for i in range(len(samples))])
+        opened = self.survey(rows, with_target=targets is not None)
         if opened.bad:
             # The number of the sample is noise if the caller passed only one.
             first = min(opened.bad, key=lambda fault: fault.row)
-            raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
+            raise UserError(str(first) if is_single else f"{first.origin}: {first}")
         return opened
 
     def _single(self, cells: Mapping[str, Sequence[Any]]) -> Opened | None:
