@@ -11,7 +11,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import Origins, Source, as_column
-from dxn.data.series.timeline import forecast_source
+from dxn.data.series.timeline import ForecastOptions, forecast_source
 from dxn.data.tables.read import Table
 
 # Factor of the visits during a promotion, by the kind of a shop.
@@ -76,9 +76,7 @@ def shops(
         columns["promotion"] += promotion.astype(int).tolist()
     cells = {name: as_column(values) for name, values in columns.items()}
     table = Table(cells, Origins([Path("shops")], np.arange(1, num_series * steps + 1)))
-    return forecast_source(
-        table,
-        readers=readers,
+    options = ForecastOptions(
         target="visits",
         time="day",
         series_id="shop",
@@ -88,3 +86,4 @@ def shops(
         context=context,
         season=WEEK,
     )
+    return forecast_source(table, readers, options)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
@@ -29,6 +28,35 @@ CONTEXT_SEASONS = 3
 CONTEXT_HORIZONS = 3
 # Windows of a validation or test split. More of them take long and tell little more.
 MAX_WINDOWS = 2000
+
+
+@dataclass(frozen=True)
+class ForecastOptions:
+    """The columns of a table whose rows are time steps, and its windows, see `timeline`.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    target: str | Sequence[str] | None = None
+    time: str | None = None
+    series_id: str | None = None
+    covariates: str | Sequence[str] | None = None
+    known: str | Sequence[str] = ()
+    static: str | Sequence[str] = ()
+    horizon: int | None = None
+    context: int | None = None
+    season: int | None = None
+    stride: int = 1
+    fractions: Sequence[float] | None = FRACTIONS
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "context", "season", "stride"):
+            value = vars(self)[name]
+            if value is not None and value < 1:
+                raise UserError(f"data.{name}: must be at least 1, got {value}")
+        if self.fractions is not None:
+            check_fractions(self.fractions)
 
 
 def timeline(
@@ -90,12 +118,7 @@ def timeline(
         UserError: If the table cannot be read, a column does not exist or has no numbers or times,
             or the series are too short.
     """
-    tables = [
-        read_table(Path(file), sep=sep, encoding=encoding, sheet=sheet) for file in as_list(path)
-    ]
-    return forecast_source(
-        concatenate(tables),
-        readers=readers,
+    options = ForecastOptions(
         stride=stride,
         fractions=fractions,
         target=target,
@@ -108,30 +131,18 @@ def timeline(
         context=context,
         season=season,
     )
+    tables = [
+        read_table(Path(file), sep=sep, encoding=encoding, sheet=sheet) for file in as_list(path)
+    ]
+    return forecast_source(concatenate(tables), readers, options)
 
 
-def forecast_source(
-    table: Table,
-    *,
-    readers: Readers,
-    stride: int = 1,
-    fractions: Sequence[float] | None = FRACTIONS,
-    **options: Any,
-) -> Source:
-    """Cut a table whose rows are time steps into windows to forecast.
-
-    Args:
-        table: The table.
-        **options: The other options of `timeline` that `find_windows` has.
-
-    The other arguments, and the errors, are those of `timeline`.
-    """
+def forecast_source(table: Table, readers: Readers, options: ForecastOptions) -> Source:
+    """Cut a table whose rows are time steps into windows to forecast, see `timeline`."""
     modality = series_modality(readers)
     notes = list(table.notes)
-    windows, series = find_windows(
-        table, stride=stride, fractions=fractions, notes=notes, **options
-    )
-    parts = _parts(table, windows, series, fractions, stride, notes)
+    windows, series = find_windows(table, options, notes)
+    parts = _parts(table, windows, series, options, notes)
     by_modality = {modality: [VALUES]}
     if windows.static:
         first = next(iter(parts.values()))
@@ -157,39 +168,21 @@ def forecast_source(
 
 
 def find_windows(
-    table: Table,
-    *,
-    target: str | Sequence[str] | None = None,
-    time: str | None = None,
-    series_id: str | None = None,
-    covariates: str | Sequence[str] | None = None,
-    known: str | Sequence[str] = (),
-    static: str | Sequence[str] = (),
-    horizon: int | None = None,
-    context: int | None = None,
-    season: int | None = None,
-    stride: int = 1,
-    fractions: Sequence[float] | None = None,
-    notes: list[str],
+    table: Table, options: ForecastOptions, notes: list[str]
 ) -> tuple[Windows, list[Series]]:
     """Return the layout of a table whose rows are time steps, and its series.
 
     Args:
         table: The table.
+        options: The columns and sizes that the user chose.
         notes: Sentences about the choices are appended to this list.
 
-    The other arguments, and the errors, are those of `timeline`.
+    Raises:
+        UserError: See `timeline`.
     """
-    for name, value in (("horizon", horizon), ("context", context), ("season", season)):
-        if value is not None and value < 1:
-            raise UserError(f"data.{name}: must be at least 1, got {value}")
-    if stride < 1:
-        raise UserError(f"data.stride: must be at least 1, got {stride}")
-    if fractions is not None:
-        check_fractions(fractions)
     if not len(table):
         raise UserError(f"{table.path or table.name}: the table has no rows; choose another one")
-    windows = _choose_columns(table, target, time, series_id, covariates, known, static, notes)
+    windows = _choose_columns(table, options, notes)
     clock = _find_clock(table, windows, notes)
     windows = replace(
         windows,
@@ -200,31 +193,26 @@ def find_windows(
     if windows.known:
         # Later rows, of which only the known columns have values, are nothing to learn from.
         series = [sequence.until(windows.end(sequence)) for sequence in series]
-    windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
+    windows = _choose_sizes(windows, series, clock, options, notes)
     return windows, series
 
 
-def _choose_columns(
-    table: Table,
-    target: str | Sequence[str] | None,
-    time: str | None,
-    series_id: str | None,
-    covariates: str | Sequence[str] | None,
-    known: str | Sequence[str],
-    static: str | Sequence[str],
-    notes: list[str],
-) -> Windows:
+def _choose_columns(table: Table, options: ForecastOptions, notes: list[str]) -> Windows:
     """Choose the columns of the series, as `Windows` without sizes."""
+    time, series_id = options.time, options.series_id
+    targets, ahead, fixed = (
+        list(dict.fromkeys(map(str, as_list(names))))
+        for names in (options.target, options.known, options.static)
+    )
     for name, key in ((time, "time"), (series_id, "series_id")):
         if name is not None:
             table.column(name, f"data.{key}")
-    targets = list(dict.fromkeys(str(name) for name in as_list(target)))
-    for name, key in ((time, "time"), (series_id, "series_id")):
-        if name is not None and name in targets:
-            raise UserError(f"data.{key}: column {name!r} is also the target; choose another one")
+            if name in targets:
+                raise UserError(
+                    f"data.{key}: column {name!r} is also the target; choose another one"
+                )
     for name in targets:
         table.column(name, "data.target")
-    ahead, fixed = (list(dict.fromkeys(map(str, as_list(names)))) for names in (known, static))
     if time is None:
         time = _time_column(table, {*targets, *ahead, *fixed, series_id})
         if time is None:
@@ -247,9 +235,9 @@ def _choose_columns(
                 f"data.target: set it to the column to forecast; the columns of numbers are {names}"
             )
         targets, numbers = numbers, []
-    past = numbers if covariates is None else [*dict.fromkeys(map(str, as_list(covariates)))]
+    past = numbers if options.covariates is None else map(str, as_list(options.covariates))
     # A column of covariates whose future is known is no column of which only the past is known.
-    past = [name for name in past if name not in ahead]
+    past = [name for name in dict.fromkeys(past) if name not in ahead]
     taken = {*targets, time, series_id}
     for key, names in (("covariates", past), ("known", ahead), ("static", fixed)):
         for name in names:
@@ -330,13 +318,12 @@ def _choose_sizes(
     windows: Windows,
     series: Sequence[Series],
     clock: Clock | None,
-    horizon: int | None,
-    context: int | None,
-    season: int | None,
-    fractions: Sequence[float] | None,
+    options: ForecastOptions,
     notes: list[str],
 ) -> Windows:
     """Choose the season, the horizon and the context, and say why."""
+    horizon, context, season = options.horizon, options.context, options.season
+    fractions = options.fractions
     longest = max(series, key=len)
     train = 1.0 if fractions is None else fractions[0]
     reason = "data.season"
@@ -367,11 +354,11 @@ def _parts(
     table: Table,
     windows: Windows,
     series: Sequence[Series],
-    fractions: Sequence[float] | None,
-    stride: int,
+    options: ForecastOptions,
     notes: list[str],
 ) -> Mapping[str, Table]:
     """Cut the windows of each split."""
+    fractions, stride = options.fractions, options.stride
     starts: dict[str, list[tuple[Series, Sequence[int]]]] = {}
     short = 0
     for sequence in series:

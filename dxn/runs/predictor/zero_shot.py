@@ -44,7 +44,7 @@ def forecaster(
         UserError: If the model makes no forecasts, or the table cannot be read.
     """
     from dxn.data.rows import VALUES
-    from dxn.data.series.timeline import find_windows
+    from dxn.data.series.timeline import ForecastOptions, find_windows
     from dxn.data.tables.read import read_table
     from dxn.tasks.forecast.task import FutureValues
 
@@ -61,15 +61,15 @@ def forecaster(
         )
     table = read_table(Path(path), sep=sep, encoding=encoding, sheet=sheet)
     notes: list[str] = []
-    windows, _ = find_windows(
-        table,
+    options = ForecastOptions(
         **columns,
         covariates=[],
         horizon=future.horizon,
         context=future.context,
         season=1,
-        notes=notes,
+        fractions=None,
     )
+    windows, _ = find_windows(table, options, notes)
     for note in notes:
         print_line(f"note: {note}")
     future.channels = list(windows.target)
