@@ -36,7 +36,6 @@ class Embed(FromWeights, ManyRows, Compute):
         from dxn.core.display import next_step, print_line
         from dxn.data.dataset import Samples
         from dxn.runs.index import check_only
-        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import (
             VECTOR_SUFFIXES,
             check_suffix,
@@ -59,11 +58,7 @@ class Embed(FromWeights, ManyRows, Compute):
             )
         predictor = self.load(**self.computing())
         only = check_only(self.only, predictor)
-        if is_single:
-            sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
-            opened = predictor.model_inputs.samples([sample])
-        else:
-            opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
+        opened = self.opened(predictor, only)
         samples = Samples(opened, predictor.tokenizers, only=only)
         if is_single:
             _, embeddings = predictor.vectors(samples)

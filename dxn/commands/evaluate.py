@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -89,14 +89,7 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.task.metric.own = own_metrics_of(self.run, trust)
         where = nullcontext(Path(self.output)) if self.output else new_evaluation(self.run)
-        source: dict[str, Any] = {
-            "data": self.data,
-            "split": self.split,
-            "confine": self.confine,
-            "chosen": self.settings.chosen,
-            "trust": self.settings.trust,
-            "folder_trust": trust,
-        }
+        source = self.source_options()
         if self.create is not None:
             from dxn.runs.evaluation.created_values import evaluate_created
 

@@ -70,16 +70,8 @@ class Index(FromWeights, Data, TableInput, Compute):
             options = self.table_options()
             opened = predictor.model_inputs.option(self.input, keep=self.keep, only=only, **options)
         else:
-            opened = open_evaluation_data(
-                predictor,
-                self.run,
-                data=self.data,
-                split=self.split,
-                confine=self.confine,
-                chosen=self.settings.chosen,
-                trust=self.settings.trust,
-                folder_trust=self.settings.folder_trust,
-            ).opened
+            data = open_evaluation_data(predictor, self.run, **self.source_options())
+            opened = data.opened
         lines = write_index(
             Path(self.output),
             predictor,
@@ -127,7 +119,6 @@ class Search(FromRun, TableInput, Compute):
         from dxn.core.display import count, next_step, print_line, records_table
         from dxn.data.dataset import Samples
         from dxn.runs.index import check_only, model_of, read_index, search
-        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix, write_records
         from dxn.runs.saved.loading import load_predictor
 
@@ -142,11 +133,7 @@ class Search(FromRun, TableInput, Compute):
         )
         is_single = not self.has_many_rows()
         only = check_only(self.only, predictor)
-        if is_single:
-            sample = read_sample(self.input, predictor.model_inputs.readers)
-            opened = predictor.model_inputs.samples([sample])
-        else:
-            opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
+        opened = self.opened(predictor, only)
         samples = Samples(opened, predictor.tokenizers, only=only)
         if not len(samples):
             names = ", ".join(only or predictor.inputs)

@@ -263,6 +263,18 @@ class Data(Command):
 
     data: Annotated[Any, Group(), DATA_FILES] = None
 
+    def source_options(self) -> dict[str, Any]:
+        """Return the options as arguments of `dxn.runs.evaluation.data.evaluation_source`."""
+        settings = self.settings
+        return {
+            "data": self.data,
+            "split": settings.values["split"],
+            "confine": settings.values["confine"],
+            "chosen": settings.chosen,
+            "trust": settings.trust,
+            "folder_trust": settings.folder_trust,
+        }
+
     @classmethod
     def infer(cls, values: Mapping[str, str]) -> dict[str, str]:
         """Return the data source that reads a path."""
@@ -414,6 +426,20 @@ class TableInput(Command):
         if chosen := self._chosen(OF_TABLES):
             raise UserError(f"{chosen[0]}: has no effect on one sample; leave it out")
         return False
+
+    def opened(self, predictor: Predictor, only: Sequence[str] | None = None) -> Opened:
+        """Open all rows that the option `input` names, or its sample.
+
+        Args:
+            predictor: The model.
+            only: Names of the inputs that are used. A table may lack the others. Default: all.
+        """
+        from dxn.runs.predictor.option import read_sample
+
+        inputs, source = predictor.model_inputs, self.settings.values["input"]
+        if self.has_many_rows():
+            return inputs.option(source, only=only, **self.table_options())
+        return inputs.samples([read_sample(source, inputs.readers, predictor.columns)])
 
     def table_options(self) -> dict[str, Any]:
         """Return the options as arguments of `dxn.runs.predictor.inputs.ModelInputs.option`."""

@@ -55,7 +55,6 @@ class Tokenize(ManyRows):
     def execute(self) -> int:
         """Print the tokens of each input and draw them, or write those of each sample."""
         from dxn.core.display import print_line
-        from dxn.runs.predictor.option import read_sample
         from dxn.runs.tokenize import MATRIX_SUFFIXES, tokenize_sample, write_matrices
 
         if self.engine == "ray":
@@ -84,10 +83,6 @@ class Tokenize(ManyRows):
                 f"output: {output.name} needs fitted adapters; set run=RUN to the run folder of a "
                 "trained model"
             )
-        if self.has_many_rows():
-            opened = predictor.model_inputs.option(self.input, **self.table_options())
-        else:
-            sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
-            opened = predictor.model_inputs.samples([sample])
+        opened = self.opened(predictor)
         write_matrices(opened, predictor, output, identity=self.identity(opened))
         return 0

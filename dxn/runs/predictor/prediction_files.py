@@ -113,7 +113,8 @@ def coco_records(
     if isinstance(cell, str | Path) and Path(cell) in picture_ids:
         names["image_id"] = picture_ids[Path(cell)]
     records: list[dict[str, Any]] = []
-    for item in _objects(predictor, opened, row, prediction):
+    task: Any = predictor.task
+    for item in task.found(prediction, _inputs(opened, row), 0.0):  # of all scores
         record = {**names, "category_name": item["label"]}
         if item["label"] in category_ids:
             record["category_id"] = category_ids[item["label"]]
@@ -190,7 +191,7 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
                 path = folder / f"{stem}_{row + 1}.png"
             paths.add(path)
             if predictor.task.masks_in:
-                mask = _answer(predictor, opened, row, prediction)["mask"]
+                mask = predictor.task.answer(prediction, _inputs(opened, row))["mask"]
                 path.write_bytes(embedded_file(mask) or b"")
                 written += 1
                 continue
@@ -203,18 +204,6 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
             Image.fromarray(pixels).save(path)
             written += 1
     return count(written, "picture")
-
-
-def _answer(predictor: Predictor, opened: Opened, row: int, prediction: Any) -> dict[str, Any]:
-    return predictor.task.answer(prediction, _inputs(opened, row))
-
-
-def _objects(
-    predictor: Predictor, opened: Opened, row: int, prediction: Any
-) -> list[dict[str, Any]]:
-    """Return the objects of all scores in a row."""
-    task: Any = predictor.task
-    return task.found(prediction, _inputs(opened, row), 0.0)
 
 
 def _inputs(opened: Opened, row: int) -> dict[str, Any]:
