@@ -348,7 +348,8 @@ def is_file(feature: Any) -> bool:
 def _converter(feature: Any) -> Callable[[Any], Any] | None:
     """Return the function that converts the values of a feature; None: they stay as they are."""
     if is_file(feature):
-        return lambda value: value and (value["bytes"] or _cached(value["path"]))
+        # A Path and no text: the library chose it, so it may be outside of the folder of the data.
+        return lambda value: value and (value["bytes"] or (value["path"] and Path(value["path"])))
     if name_of := _class_names(feature):
         # -1 means that a row has no label, for example in a test split without public labels.
         return lambda value: None if value is None or value < 0 else name_of(value)
@@ -360,11 +361,6 @@ def _converter(feature: Any) -> Callable[[Any], Any] | None:
 def _class_names(feature: Any) -> Callable[[int], str] | None:
     """Return the function from the number of a class to its name, if the feature has classes."""
     return getattr(feature, "int2str", None)
-
-
-def _cached(path: str | None) -> Path | None:
-    # A Path and no text: the library chose it, so it may be outside of the folder of the data set.
-    return None if path is None else Path(path)
 
 
 def path_of(name: str) -> str:

@@ -231,21 +231,19 @@ def with_kinds(table: Table, names: Mapping[str, str]) -> Table:
         UserError: If the columns show that the keys have dots.
     """
     _refuse_dots(table)
-    cells: dict[str, Any] = {}
     joined: dict[str, list[str]] = {}
-    for name, column in table.columns.items():
-        new = names.get(kind_of(name), name)
-        joined.setdefault(new, []).append(name)
-        if new in cells:
-            both = zip(cells[new], column, strict=True)
-            cells[new] = [old if old is not None else other for old, other in both]
-        else:
-            cells[new] = column
+    for name in table.columns:
+        joined.setdefault(names.get(kind_of(name), name), []).append(name)
+    columns = dict(table.columns)
     notes = list(table.notes)
     for new, old in joined.items():
-        if len(old) > 1:
+        first, *others = [columns.pop(name) for name in old]
+        columns[new] = first
+        if others:
+            rows = zip(first, *others, strict=True)
+            cells = [next((cell for cell in row if cell is not None), None) for row in rows]
+            columns[new] = as_column(cells)
             notes.append(f"{' and '.join(old)}: one column, {new}, because no row has two of them")
-    columns = {name: as_column(column) for name, column in cells.items()}
     return replace(table, columns=columns, notes=notes)
 
 
