@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from dxn.config.signatures import NAMES, NO_DEFAULT, UNIONS, Node
-from dxn.core.errors import UserError, similar
+from dxn.core.errors import UserError, did_you_mean, similar
 from dxn.core.printable import override_value
 
 # Sentences about a value that has the right type, by the type of the error of pydantic.
@@ -185,8 +185,7 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
         hint *= is_unquoted and ITEMS[str] in described
         return f"must be {described}, got {value!r}{hint}"
     listed = choices(annotation)
-    match = similar(str(value), listed)
-    hint = f"; did you mean {match}?" if match else ""
+    hint = did_you_mean(str(value), listed, "{}")
     return f"must be one of {', '.join(listed)}, got {value!r}{hint}"
 
 

@@ -45,3 +45,9 @@ def similar(wrong: str, names: Iterable[str]) -> str | None:
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(wrong.lower(), list(by_lower), 1, MIN_SIMILARITY)
     return by_lower[close[0]] if close else None
+
+
+def did_you_mean(wrong: str, names: Iterable[str], form: str = "{!r}") -> str:
+    """Return the end of a sentence with the name most similar to a wrong one; "" without any."""
+    close = similar(wrong, names)
+    return f"; did you mean {form.format(close)}?" if close else ""

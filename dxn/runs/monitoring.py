@@ -11,7 +11,7 @@ import torch
 
 from dxn.config.instantiate import build
 from dxn.config.settings import FOLDER
-from dxn.core.errors import UserError, similar
+from dxn.core.errors import UserError, did_you_mean
 from dxn.core.files import CONFIG
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
@@ -66,10 +66,9 @@ def check_metrics(
     monitored = task.metric.monitored
     if monitored not in names:
         source = f"{type(task.metric).__name__}.monitored" if monitor is None else "trainer.monitor"
-        close = similar(monitored, names)
         raise UserError(
             f"{source}: head={task.name} has no metric {monitored!r}; choose one of "
-            f"{', '.join(names)}{f'; did you mean {close}?' if close else ''}"
+            f"{', '.join(names)}{did_you_mean(monitored, names, '{}')}"
         )
     if monitor is None:
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, did_you_mean, similar
 from dxn.core.randomness import spaced_rows
 from dxn.core.tokens import RESERVED
 from dxn.data.columns.infer import Readers, infer_columns
@@ -182,8 +181,7 @@ def _named_columns(
         if modality not in readers:
             # `data.NAME` with an unknown NAME is passed as a modality, so NAME may also be a
             # misspelled option of the data source.
-            close = difflib.get_close_matches(modality, [*readers, TARGET], 1)
-            hint = f"; did you mean data.{close[0]}?" if close else ""
+            hint = did_you_mean(modality, [*readers, TARGET], "data.{}")
             raise UserError(
                 f"data.{modality}: must be an option of this data source or the modality of an "
                 f"adapter in use; the modalities are {', '.join(readers)}{hint}"
@@ -430,8 +428,7 @@ def map_columns(
     names = dict.fromkeys([*by_input, *by_input.values(), *targets])
     for key, column in columns.items():
         if key not in names:
-            close = difflib.get_close_matches(key, names, 1)
-            hint = f"; did you mean columns.{close[0]}?" if close else ""
+            hint = did_you_mean(key, names, "columns.{}")
             raise UserError(
                 f"columns.{key}: must be an input or a column of the training, which are "
                 f"{', '.join(names)}{hint}"
@@ -455,10 +452,9 @@ def map_columns(
 
 def _raise_missing(table: Table, name: str, column: str, used: set[str]) -> None:
     free = [other for other in table.columns if other not in used]
-    close = difflib.get_close_matches(column, free, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(column, free)
     # If no name is similar, any column that is not used yet is at least a valid example.
-    example = (close or free or ["COLUMN"])[0]
+    example = similar(column, free) or (free or ["COLUMN"])[0]
     raise UserError(
         f"{table.name}: no column {column!r}, which is the input {name!r} of the model; its "
         f"columns are {', '.join(table.columns)}{hint} (columns.{column}={example} reads the "

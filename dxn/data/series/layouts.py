@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.errors import UserError, similar
+from dxn.core.errors import UserError, did_you_mean
 from dxn.data.columns.chats import Chats
 from dxn.data.columns.object_rows import ObjectRows
 from dxn.data.columns.sentences import Sentences
@@ -308,8 +308,7 @@ def _matching_columns(
             continue
         matches = [c for c in table.columns if fnmatch.fnmatchcase(c, name) and c not in excluded]
         if not matches:
-            close = similar(name.strip(WILDCARDS), list(table.columns))
-            hint = f"; did you mean {close!r}?" if close else ""
+            hint = did_you_mean(name.strip(WILDCARDS), table.columns)
             raise UserError(
                 f"{key}: no column of {table.name} matches {name!r}; its columns are "
                 f"{', '.join(table.columns)}{hint}"

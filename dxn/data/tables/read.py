@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, did_you_mean
 from dxn.data.formats import CONLL, TABLES, require_path, table_format
 from dxn.data.rows import Column, Origins, as_column, blank_to_none, join_columns
 from dxn.data.tables.binary import read_excel, read_parquet
@@ -96,8 +95,7 @@ class Table:
         """
         name = column_name(name)
         if name not in self.columns:
-            close = difflib.get_close_matches(name, self.columns, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, self.columns)
             names = ", ".join(self.columns)
             sheets = "".join(f"; {note}" for note in self.notes if note.startswith("sheet of"))
             raise MissingColumn(
