@@ -51,13 +51,9 @@ def open_rows(
     rows: Rows,
     tokenizers: Mapping[str, Tokenizer],
     *,
-    task: Task | None = None,
     on_bad: OnBad = "error",
-    need_target: bool | None = None,
     key: str = "data.on_bad",
-    budget: CacheBudget | None = None,
-    only_headers: bool = False,
-    required: Sequence[str] = (),
+    **options: Any,
 ) -> Opened:
     """Check every cell of a split (files are decoded), and parse the targets.
 
@@ -67,32 +63,16 @@ def open_rows(
     Args:
         rows: The split.
         tokenizers: Tokenizer of each input, by input name. Other inputs are ignored.
-        task: Task that parses the targets, and splits texts into words if it needs them. Default:
-            targets stay raw cells.
         on_bad: "error" raises an error for a bad row, "skip" leaves it out, and "missing" uses
             those of its inputs that can be read.
-        need_target: Whether a row without a target is bad. Default: whether the task needs targets.
         key: Name of the on_bad option in error messages.
-        budget: Memory for decoded files. A file that does not fit is checked, and read again when a
-            sample needs it. Default: a new budget of the default size.
-        only_headers: Whether only the header of a file that does not fit is read, instead of
-            decoding it. If it is bad nevertheless, on_bad decides when a sample needs it.
-        required: Names of inputs without which a row is bad.
+        **options: Further options of `survey_rows`, such as the task.
 
     Raises:
         UserError: If there is a bad row and on_bad is "error", or if no row is left.
     """
     # Read all rows before raising an error, so that the message can contain the number of problems.
-    opened = survey_rows(
-        rows,
-        tokenizers,
-        task=task,
-        on_bad=on_bad,
-        need_target=need_target,
-        budget=budget,
-        only_headers=only_headers,
-        required=required,
-    )
+    opened = survey_rows(rows, tokenizers, on_bad=on_bad, **options)
     where = key.rpartition(".")[0] or "input"
     if on_bad == "error":
         refuse_bad(opened, key)
@@ -139,7 +119,18 @@ def survey_rows(
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
-    The arguments are those of `open_rows`. on_bad="error" behaves like "missing".
+    Args:
+        rows: The split.
+        tokenizers: Tokenizer of each input, by input name. Other inputs are ignored.
+        task: Task that parses the targets, and splits texts into words if it needs them. Default:
+            targets stay raw cells.
+        on_bad: See `open_rows`. "error" behaves like "missing".
+        need_target: Whether a row without a target is bad. Default: whether the task needs targets.
+        budget: Memory for decoded files. A file that does not fit is checked, and read again when a
+            sample needs it. Default: a new budget of the default size.
+        only_headers: Whether only the header of a file that does not fit is read, instead of
+            decoding it. If it is bad nevertheless, on_bad decides when a sample needs it.
+        required: Names of inputs without which a row is bad.
 
     Raises:
         UserError: If targets are needed but there is no target column.

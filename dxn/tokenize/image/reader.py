@@ -322,19 +322,31 @@ def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, float] | N
 
 def _as_tensor(source: np.ndarray | Tensor) -> Tensor:
     """Convert an image array to uint8 (C, H, W)."""
+    pixels = pixels_of(source, 3, "an image array must be uint8 with two or three dimensions")
+    if pixels.ndim == 2:
+        return pixels[None]
+    return pixels.movedim(-1, 0) if isinstance(source, np.ndarray) else pixels
+
+
+def pixels_of(source: np.ndarray | Tensor, axes: int, rule: str) -> Tensor:
+    """Return an array as a tensor with the same axes.
+
+    Args:
+        source: Pixels or frames, with channels or without.
+        axes: Number of axes with channels.
+        rule: What the array must be.
+
+    Raises:
+        BadMedia: If it is anything else.
+    """
     pixels = source
     if isinstance(source, np.ndarray):
         # torch warns of an array that cannot be written to, so such an array is copied.
         pixels = torch.from_numpy(np.require(source, requirements=["C", "W"]))
     assert isinstance(pixels, Tensor)
-    if pixels.dtype != torch.uint8 or pixels.ndim not in (2, 3) or 0 in pixels.shape:
-        raise BadMedia(
-            "an image array must be uint8 with two or three dimensions, "
-            f"got {pixels.dtype} {tuple(pixels.shape)}"
-        )
-    if pixels.ndim == 2:
-        return pixels[None]
-    return pixels.movedim(-1, 0) if isinstance(source, np.ndarray) else pixels
+    if pixels.dtype != torch.uint8 or pixels.ndim not in (axes - 1, axes) or 0 in pixels.shape:
+        raise BadMedia(f"{rule}, got {pixels.dtype} {tuple(pixels.shape)}")
+    return pixels
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:

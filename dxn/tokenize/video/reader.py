@@ -23,6 +23,7 @@ from dxn.tokenize.image.reader import (
     Interpolation,
     ReducedSize,
     check_pixels,
+    pixels_of,
     resize,
     target_size,
 )
@@ -264,16 +265,8 @@ def sample_times(
 
 def _frames_of_array(source: np.ndarray | Tensor) -> Tensor:
     """Convert a video array to uint8 (T, C, H, W)."""
-    frames = source
-    if isinstance(source, np.ndarray):
-        # torch warns of an array that cannot be written to, so such an array is copied.
-        frames = torch.from_numpy(np.require(source, requirements=["C", "W"]))
-    assert isinstance(frames, Tensor)
-    if frames.dtype != torch.uint8 or frames.ndim not in (3, 4) or 0 in frames.shape:
-        raise BadMedia(
-            "a video array must be uint8 and have the shape (T, H, W, C) or (T, H, W), "
-            f"got {frames.dtype} {tuple(frames.shape)}"
-        )
+    rule = "a video array must be uint8 and have the shape (T, H, W, C) or (T, H, W)"
+    frames = pixels_of(source, 4, rule)
     if frames.ndim == 3:
         return frames[:, None]
     # PyTorch puts channels first, but torchvision's readers do not.
