@@ -492,14 +492,14 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys, m
     left, top, width, height = results[0]["bbox"]
     assert 0 <= left < left + width <= 48 and 0 <= top < top + height <= 48
     # Pictures without objects are normal, also in the first batch, and in all of them.
-    objects_of = prediction_files._objects
+    records_of = prediction_files.coco_records
     for without in (range(8), range(30)):
 
         def partly(*args, without=without):
-            return [] if args[2] in without else objects_of(*args)
+            return [] if args[2] in without else records_of(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(prediction_files, "_objects", partly)
+            patch.setattr(prediction_files, "coco_records", partly)
             command = ["predict", f"run={run}", f"input={table}", "batch_size=4"]
             printed(capsys, *command, f"output={coco}")
         assert len(json.loads(coco.read_text())) == 3 * (30 - len(without))
