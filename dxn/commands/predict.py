@@ -283,12 +283,7 @@ class Generate(FromWeights, TableInput, Compute):
     def execute(self) -> int:
         """Continue or answer a prompt, or generate a text for an input."""
         from dxn.core.display import print_line, print_rule
-        from dxn.runs.predictor.generating import (
-            create_files,
-            read_prompts,
-            read_rows,
-            write_texts,
-        )
+        from dxn.runs.predictor.generating import create_files, read_prompts, read_rows, write_texts
         from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import (
-    OUTPUT_FILE,
-    Adapters,
-    Count,
-    Input,
-    ManyRows,
-    Seed,
-)
+from dxn.commands.options import OUTPUT_FILE, Adapters, Count, Input, ManyRows, Seed
 from dxn.core.errors import UserError
 
 

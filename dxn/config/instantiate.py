@@ -19,13 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dxn.config import signatures
-from dxn.config.signatures import (
-    NO_DEFAULT,
-    Parameter,
-    Signature,
-    functions_of_dxn,
-    signature_from,
-)
+from dxn.config.signatures import NO_DEFAULT, Parameter, Signature, functions_of_dxn, signature_from
 from dxn.config.values import problem, suggestion
 from dxn.core.errors import UserError
 

@@ -18,13 +18,7 @@ from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, can_read, is_full, matmul_dtype
 from dxn.models.attention import Attention, Group, head_sizes
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
-from dxn.models.positions import (
-    as_offsets,
-    last_index,
-    make_attn_mask,
-    rope_factors,
-    token_index,
-)
+from dxn.models.positions import as_offsets, last_index, make_attn_mask, rope_factors, token_index
 
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory

@@ -43,14 +43,7 @@ from dxn.runs.evaluation.after_training import about_split, complete
 from dxn.runs.evaluation.data import open_data_of_run
 from dxn.runs.evaluation.evaluate import evaluate_subsets
 from dxn.runs.evaluation.next_commands import resume
-from dxn.runs.folder import (
-    MEMBERS,
-    is_started,
-    locked,
-    member_folder,
-    member_folders,
-    run_folder,
-)
+from dxn.runs.folder import MEMBERS, is_started, locked, member_folder, member_folders, run_folder
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.plan import folder_before_restart
 from dxn.runs.saved import model_folder

@@ -27,15 +27,7 @@ from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import BASE64, value_data
-from dxn.serve.schema import (
-    GENERATED,
-    INPUTS,
-    PROMPT,
-    RESULTS,
-    Body,
-    CreationBody,
-    GenerationBody,
-)
+from dxn.serve.schema import GENERATED, INPUTS, PROMPT, RESULTS, Body, CreationBody, GenerationBody
 from dxn.serve.service import Service
 from dxn.viz.page import SCRIPT
 

@@ -39,13 +39,7 @@ from dxn.serve.schema import (
 )
 from dxn.serve.service import Service
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.text.chat import (
-    Conversation,
-    Message,
-    check_messages,
-    split_files,
-    text_of,
-)
+from dxn.tokenize.text.chat import Conversation, Message, check_messages, split_files, text_of
 from dxn.tokenize.text.tokenizer import TextTokenizer
 
 CHAT = "/v1/chat/completions"

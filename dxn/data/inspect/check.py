@@ -17,11 +17,7 @@ from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell
 from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
-from dxn.data.inspect.quality import (
-    check_learnable,
-    count_truncated,
-    find_problems,
-)
+from dxn.data.inspect.quality import check_learnable, count_truncated, find_problems
 from dxn.data.raws import CacheBudget, digest_of, present_values
 from dxn.data.reading import Issue, survey_rows
 from dxn.data.rows import Column, Source

@@ -20,13 +20,7 @@ from dxn.core.randomness import spaced_rows
 from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import Column, Origins, Rows, as_column, blank_to_none
 from dxn.data.sources.parquet_features import common_features, with_rows
-from dxn.data.sources.tar_rows import (
-    join_tables,
-    names_of_kinds,
-    rows_of_tar,
-    to_cells,
-    with_kinds,
-)
+from dxn.data.sources.tar_rows import join_tables, names_of_kinds, rows_of_tar, to_cells, with_kinds
 from dxn.data.tables.read import Table
 from dxn.tokenize.cells.cell_values import plain_value
 

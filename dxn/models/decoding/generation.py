@@ -13,13 +13,7 @@ from torch import Tensor
 from dxn.core.display import print_line
 from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.rules import Rules, RunningRules
-from dxn.models.decoding.search import (
-    Beams,
-    Hypothesis,
-    Sampler,
-    SampleSearch,
-    greedy,
-)
+from dxn.models.decoding.search import Beams, Hypothesis, Sampler, SampleSearch, greedy
 
 # A step of a generation, which only changes tensors in place.
 Step = Callable[[], None]

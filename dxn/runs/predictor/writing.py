@@ -26,14 +26,7 @@ from dxn.models.decoding.search import BatchSampler, Sampler, SampleSearch, gree
 from dxn.models.model import MultimodalModel
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.text.chat import (
-    TEXT,
-    ChatTemplate,
-    Message,
-    changed_texts,
-    count_files,
-    text_of,
-)
+from dxn.tokenize.text.chat import TEXT, ChatTemplate, Message, changed_texts, count_files, text_of
 from dxn.tokenize.text.tokenizer import special_ends
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.device import to_device

@@ -14,12 +14,7 @@ from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens, beam_search, generate
 from dxn.models.decoding.rules import Rules
-from dxn.models.decoding.search import (
-    BatchSampler,
-    Hypothesis,
-    Sampler,
-    greedy,
-)
+from dxn.models.decoding.search import BatchSampler, Hypothesis, Sampler, greedy
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import NUM_REAL

@@ -18,13 +18,7 @@ from dxn.core.schema import options
 from dxn.models.decoding.rules import Rules
 from dxn.tokenize.text.options import TextAugment, TokenizerOptions
 from dxn.tokenize.text.tokenizer import TextTokenizer
-from dxn.tokenize.text.vocabulary import (
-    BEGINS,
-    ENDS,
-    load_tokenizer,
-    num_embeddings,
-    token_of,
-)
+from dxn.tokenize.text.vocabulary import BEGINS, ENDS, load_tokenizer, num_embeddings, token_of
 
 LANGUAGE = "([a-z]{2,3}(?:_[A-Za-z]+)?)"  # code of a language, such as de, haw and de_DE
 

@@ -15,13 +15,7 @@ from torch import Tensor
 from dxn.core.schema import options
 from dxn.tokenize.base import Placement, Sample, Tokenizer
 from dxn.tokenize.image.augment import ImageAugment, PixelMap, augment_image
-from dxn.tokenize.image.reader import (
-    ImageReader,
-    Interpolation,
-    check_pixels,
-    image_size,
-    resize,
-)
+from dxn.tokenize.image.reader import ImageReader, Interpolation, check_pixels, image_size, resize
 from dxn.tokenize.patches import PatchGrid, as_pair
 
 ResizeMode = Literal["within", "stretch", "crop", "cover", "pad"]

@@ -30,9 +30,7 @@ from dxn.tokenize.text.options import (
     TokenizerOptions,
 )
 from dxn.tokenize.text.tokenizer import MASK_TOKENS, RawText, TextReader, TextTokenizer
-from dxn.tokenize.text.vocabulary import (
-    load_tokenizer,
-)
+from dxn.tokenize.text.vocabulary import load_tokenizer
 
 if TYPE_CHECKING:
     from dxn.tokenize.masking import TokenMasking
