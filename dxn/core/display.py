@@ -325,7 +325,7 @@ def join_names(names: Iterable[str]) -> str:
 
 def list_names(names: Sequence[str], count: int = 3) -> str:
     """Return the first names of a list and the number of the others, such as "a, b and 7 more"."""
-    more = f" and {len(names) - count} more" if len(names) > count else ""
+    more = f" and {len(names) - count:,} more" if len(names) > count else ""
     return f"{', '.join(names[:count])}{more}"
 
 

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dxn.core.display import significant
+from dxn.core.display import list_names, significant
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
 from dxn.tasks.target import IGNORED, Target
@@ -128,11 +128,8 @@ class Names(Target):
         """
         counts = Counter(chain.from_iterable(map(self.names, values)))
         noun = self.nouns[len(counts) != 1]
-        parts = [f"{name} {count:,}" for name, count in counts.most_common(SHOWN)]
-        if not parts:
-            return f"0 {noun}"
-        more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-        return f"{len(counts)} {noun} ({', '.join(parts)}{more})"
+        parts = [f"{name} {count:,}" for name, count in counts.most_common()]
+        return f"{len(counts)} {noun} ({list_names(parts, SHOWN)})" if parts else f"0 {noun}"
 
     def unknown(self, values: Sequence[Any]) -> list[str]:
         """Return the first name of each row that is not in the training split."""
@@ -186,9 +183,8 @@ def explain_case(names: Iterable[str]) -> list[str]:
     alike = [" and ".join(map(repr, same)) for same in spellings.values() if len(same) > 1]
     if not alike:
         return []
-    more = f" and {len(alike) - SHOWN} more" if len(alike) > SHOWN else ""
     return [
-        f"target: {', '.join(alike[:SHOWN])}{more} differ only in upper and lower case and are "
+        f"target: {list_names(alike, SHOWN)} differ only in upper and lower case and are "
         "different classes; write them alike if they mean the same"
     ]
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dxn.core.display import number
+from dxn.core.display import list_names, number
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.tasks.heads import HeadOptions
@@ -242,11 +242,10 @@ def _explain_format(
         number = form.parse(example)
         notes.append(f"target numbers are read as in {example.strip()!r} = {number:,.10g}")
     if 0 < len(others) < len(values):  # if none is a number, the error of each row says so
-        shown = [f"{origins[i]} {str(values[i])[:20]!r}" for i in others[:MAX_EXAMPLES]]
-        more = f" and {len(others) - MAX_EXAMPLES:,} more" if len(others) > MAX_EXAMPLES else ""
+        shown = [f"{origins[i]} {str(values[i])[:20]!r}" for i in others]
         notes.append(
             f"target: {len(values) - len(others):,} of {len(values):,} values are numbers, all but "
-            f"{', '.join(shown)}{more}; set data.on_bad=skip to leave out these rows, or "
+            f"{list_names(shown, MAX_EXAMPLES)}; set data.on_bad=skip to leave out these rows, or "
             "head=classify to make each value a class"
         )
     return notes

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.core.display import Display, print_line
+from dxn.core.display import Display, list_names, print_line
 from dxn.core.errors import UserError
 from dxn.core.processes import from_all, processes
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
@@ -343,8 +343,7 @@ def check_finite(output: Any, batch: Mapping[str, Any], describe: Callable[[int]
                 bad |= set(is_bad.nonzero().flatten().tolist())
     if not bad:
         return
-    names = [describe(batch["#index"][i]) for i in sorted(bad)[:MAX_NAMED]]
-    named = ", ".join(names) + (f" and {len(bad) - MAX_NAMED} more" * (len(bad) > MAX_NAMED))
+    named = list_names([describe(batch["#index"][i]) for i in sorted(bad)], MAX_NAMED)
     raise UserError(
         f"{named}: the output of the model is not finite (NaN or infinite); if this happens for "
         "all rows, train the model again with a lower optimizer.lr; otherwise look for extreme "
@@ -365,10 +364,8 @@ def name_rows(samples: Samples, epoch: int, rows: Sequence[int]) -> str:
     """
     bad = [row for row in rows if not _is_finite(samples.sample_of(epoch, row))]
     kind = "values that are not finite in" if bad else "batch with"
-    named = bad or list(rows)
-    names = [samples.describe_index(row) for row in named[:MAX_NAMED]]
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-    return f"{kind} {', '.join(names)}{more}"
+    names = [samples.describe_index(row) for row in bad or rows]
+    return f"{kind} {list_names(names, MAX_NAMED)}"
 
 
 def _is_finite(value: Any) -> bool:

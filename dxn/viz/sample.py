@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.display import cut, number, percent
+from dxn.core.display import cut, list_names, number, percent
 from dxn.core.tokens import Span, Tokens
 from dxn.viz.drawers import Drawer, Shown, get_drawer, is_file
 
@@ -177,8 +177,7 @@ def answer_line(answer: Mapping[str, Any]) -> str:
         line = "no answer"
     elif isinstance(prediction, Mapping):  # the share of each class, largest first
         shares = [f"{name} {percent(share)}" for name, share in prediction.items() if share]
-        more = f", and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
-        line = ", ".join(shares[:MAX_LISTED]) + more
+        line = list_names(shares, MAX_LISTED)
     elif isinstance(prediction, list):
         line = ", ".join(_named(part, probabilities) for part in prediction) or "none"
     else:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.core.display import count
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
@@ -295,7 +295,7 @@ class Windows(Layout):
                 f"missing: no row has a value of {self.target_name}, which a forecast continues; "
                 "add the rows before the forecast"
             )
-        shown = ", ".join(map(str, empty[:MAX_NAMED])) + (", ..." if len(empty) > MAX_NAMED else "")
+        shown = list_names(list(map(str, empty)), MAX_NAMED)
         notes.append(
             f"no forecast of {len(empty)} of {len(series)} series, which have no value: {shown}"
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from dxn.core.display import join_names
+from dxn.core.display import join_names, list_names
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.untrusted import parsed_cell, shortened
@@ -146,8 +146,7 @@ def check_size(cell: Any, origin: str, size: tuple[int, int]) -> None:
 
 def note_on_rows(rows: Counter[str], what: str) -> str:
     """Return a sentence about objects, from their number by row; "" if there are none."""
-    more = ", ..." if len(rows) > MAX_SHOWN else ""
-    shown = f"{', '.join([*rows][:MAX_SHOWN])}{more}"
+    shown = list_names([*rows], MAX_SHOWN)
     return f"objects of all splits {what}: {rows.total():,} ({shown})" if rows else ""
 
 

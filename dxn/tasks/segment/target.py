@@ -327,11 +327,10 @@ class PixelClasses(Names):
         mode = "RGB" if is_color else ""
         parts = [
             f"{names.get(value, name_of_value(value, mode))} {number / num_pixels:.1%}"
-            for value, number in total.most_common(SHOWN)
+            for value, number in total.most_common()
         ]
-        more = f" and {len(total) - SHOWN} more" if len(total) > SHOWN else ""
         noun = "value" if len(total) == 1 else "values"
-        line = f"masks with {len(total)} {noun} of pixels ({', '.join(parts)}{more})"
+        line = f"masks with {len(total)} {noun} of pixels ({list_names(parts, SHOWN)})"
         ignored = self.ignored if self.labels else self._ignored(counts)
         notes = [note_on_white(counts, ignored), note_on_edges(total, ignored)]
         unnamed = sorted(total.keys() - names.keys() - {ignored}) if names else []
