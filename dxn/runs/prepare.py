@@ -73,8 +73,10 @@ from dxn.runs.plan import (
 from dxn.runs.record import count_classes, data_name, describe, input_lines
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
+from dxn.tasks.space import WITH_BASELINE
 from dxn.tokenize.base import Adapter, Tokenizer
 from dxn.training.finetune import Finetune
+from dxn.training.limit import Limit
 from dxn.training.loop import Schedule
 from dxn.training.trainer import Trainer
 
@@ -148,6 +150,44 @@ class Training:
             targets={name: self.task.target.describe(values) for name, values in targets.items()},
             classes=count_classes(self.task, targets),
             warnings=list(self.warnings),
+        )
+
+    @property
+    def starts_trained(self) -> bool:
+        """Whether the user asked for a model whose weights are not all trained from random ones."""
+        values = self.settings.values
+        return bool(
+            values["weights"]["source"]
+            or values["weights"]["adapters"]
+            or values.get("pretrain")
+            or self.finetune.freeze is not None
+            or self.finetune.rank
+        )
+
+    def limit(self, before: float, members: int = 1) -> Limit:
+        """Return the time limit of the training, and what of it the other parts need.
+
+        Args:
+            before: Seconds until now.
+            members: Number of models of the ensemble, which is evaluated like each of them.
+        """
+        from dxn.runs.evaluation.subsets import default_split, evaluated_groups, subsets
+
+        validation = self.splits.get("validation", ())
+        evaluated = self.splits[default_split(self.splits)]
+        readers = {name: self.model.adapter(name).reader for name in self.model.inputs}
+        groups = evaluated_groups(readers, tuple(readers))
+        passes = len(subsets(tuple(readers), self.task.min_inputs, groups))
+        passes *= 2 if members > 1 else 1
+        choice = self.settings.values["baseline"]
+        is_wanted = choice == "always" or (choice == "auto" and not self.starts_trained)
+        return Limit(
+            self.trainer.max_minutes,
+            before,
+            baseline=is_wanted
+            and not self.loader.overfit
+            and self.task.answer_kind in WITH_BASELINE,
+            evaluations=passes * len(evaluated) / len(validation) if validation else 0.0,
         )
 
     def training_samples(self, task: Task) -> Samples:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from safetensors.torch import load_file
 
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings, plain
+from dxn.core.display import duration, print_line
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import MODEL, PRETRAINING, WEIGHTS
 from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws, seed_of
-from dxn.core.results import Results
+from dxn.core.results import Results, read_results
 from dxn.models.model import MultimodalModel
 from dxn.runs.folder import has_checkpoint, is_started
 from dxn.runs.plan import continued, folder_before_restart
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.runs.record import best_figures, results_of
 from dxn.tasks import Task
+from dxn.training.limit import Limit
 from dxn.training.loop import Fit
 from dxn.training.optim import adamw, cosine
 from dxn.training.parallel import connect, is_lost_connection
@@ -33,7 +36,6 @@ from dxn.training.trainer import Trainer
 # has no target that mixup could mix.
 MAIN_TASK_ONLY = {
     "patience": 0,
-    "max_minutes": None,
     "ema_decay": 0.0,
     "mixup": 0.0,
 }
@@ -80,6 +82,7 @@ def train_one(
     if launch() is not None and not settings.is_resumed:
         folder = folder_before_restart(settings.values)
         settings = settings if folder is None else continued(folder, settings)
+    started = perf_counter()
     device = connected(settings)
     run = None
     with ExitStack() as stack:
@@ -89,10 +92,19 @@ def train_one(
             # A run that was interrupted during pretraining has no checkpoint of the main task yet.
             # It resumes pretraining, and the main task starts from the beginning.
             is_resumed = settings.is_resumed
+            # The clock of the first process decides.
+            limit = run.limit(from_first(lambda: perf_counter() - started), members)
+            if limit.before > limit.seconds / 2:
+                print_line(
+                    f"note: reading took {duration(limit.before)} of the time limit of "
+                    f"{duration(limit.seconds)}"
+                )
             if run.pretraining is not None:
                 is_resumed = is_resumed and has_checkpoint(run.folder)
                 if not is_resumed:
-                    pretrain(run, run.pretraining)
+                    pretrain(run, run.pretraining, limit)
+                took = from_first(lambda: seconds_of_pretraining(run.folder))
+                limit = replace(limit, before=limit.before + took)
                 run_finetune(run, run.model)
             monitored = task.metric.monitored
             torch.manual_seed(seed_of(config["seed"], "training"))
@@ -111,6 +123,7 @@ def train_one(
                 options=plain(run.settings.values),
             )
             state = fit.run(
+                limit=limit,
                 resume=is_resumed,
                 on_epoch=on_epoch
                 and (lambda epoch, figures: on_epoch(epoch, trainer.epochs, figures[monitored])),
@@ -138,7 +151,7 @@ def train_one(
                 figures = best_figures(run.folder, state)
                 results = results_of(run, run.model, task, figures, state)
             else:
-                results = evaluate(run, state, batch_size=evaluation_size, log=log)
+                results = evaluate(run, state, limit, batch_size=evaluation_size, log=log)
         except KeyboardInterrupt as error:
             if run is None:
                 raise
@@ -163,7 +176,7 @@ def connected(settings: Settings) -> torch.device:
         raise UserError(f"trainer.{error}") from error
 
 
-def pretrain(run: Training, task: Task) -> None:
+def pretrain(run: Training, task: Task, limit: Limit) -> None:
     """Train the adapters, the fusion and the backbone of the run's model in place.
 
     The node `pretrain` of the configuration (conf/pretrain/masked.yaml) has the number of epochs,
@@ -176,6 +189,7 @@ def pretrain(run: Training, task: Task) -> None:
     Args:
         run: The prepared run. The head of its model is not changed.
         task: Task to pretrain on, bound to the model's adapters.
+        limit: Time limit of the command. Pretraining ends after half of it.
     """
     config = run.plan.config
     options = config["pretrain"]
@@ -210,7 +224,8 @@ def pretrain(run: Training, task: Task) -> None:
         batch_size=run.plan.batch_size,
         name="pretraining",
     )
-    state = fit.run(resume=run.settings.is_resumed)
+    half = None if limit.minutes is None else limit.minutes / 2
+    state = fit.run(limit=Limit(half), resume=run.settings.is_resumed)
     # The weights of the best epoch, which need not be the last one.
     best = from_first(lambda: load_file(folder / MODEL / WEIGHTS))
     with torch.no_grad():
@@ -219,6 +234,12 @@ def pretrain(run: Training, task: Task) -> None:
                 tensor.copy_(best[name])
     if trainer.hardware.is_main:
         results_of(run, student, task, best_figures(folder, state), state).write(folder)
+
+
+def seconds_of_pretraining(folder: Path) -> float:
+    """Return how long the pretraining of a run took, in seconds."""
+    results = read_results(folder / PRETRAINING)
+    return (results and results.train_seconds) or 0.0
 
 
 def save_best(

@@ -21,7 +21,7 @@ from dxn.stacking.past import fit_past_regression
 from dxn.stacking.stacked import Stacked
 from dxn.tasks import Number, Quantiles, Task
 from dxn.tasks.metric import MIN_BLOCKS, one_hot
-from dxn.tasks.space import AnswerKind
+from dxn.tasks.space import WITH_BASELINE, AnswerKind
 from dxn.training.predict import run_batches
 
 # A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
@@ -41,6 +41,7 @@ def train_stack(
     validation: Samples | None,
     *,
     batch_size: int,
+    share: float = 1.0,
     say: Callable[[str], None],
 ) -> Stacked | None:
     """Train a baseline, and mix its output with that of a trained model.
@@ -52,6 +53,7 @@ def train_stack(
         validation: Samples of the validation split, which determine the factors. None: the model
             answers alone.
         batch_size: Number of samples per batch.
+        share: Share of the usual work of the baseline for which there is time, 0 to 1.
         say: Prints a line.
 
     Returns:
@@ -68,7 +70,9 @@ def train_stack(
             tokenizer = model.adapter(series).tokenizer
             baseline = fit_past_regression(task.space, targets, tokenizer, static)
         else:
-            baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
+            baseline = _learn_scores(
+                model, task, train, batch_size=batch_size, share=share, say=say
+            )
     if baseline is None:
         return None
     say(f"baseline: {baseline.about}, trained {duration(time.perf_counter() - started)}")
@@ -100,10 +104,12 @@ def _learn_scores(
     train: Samples,
     *,
     batch_size: int,
+    share: float,
     say: Callable[[str], None],
 ) -> Baseline | None:
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
-    _limit_counted(model, train, batch_size=batch_size, say=say)
+    limit = int(share * MAX_COUNTED)
+    _limit_counted(model, train, limit, batch_size=batch_size, say=say)
     rows, features = collect(model, train, batch_size=batch_size)
     if not any(summary.counted or summary.dense.shape[1] for summary in features.values()):
         return None
@@ -116,7 +122,7 @@ def _learn_scores(
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
         return task.loss(output, {"target": target[chosen]}).mean
 
-    return fit_baseline(features, learned, loss_of_rows)
+    return fit_baseline(features, learned, loss_of_rows, share)
 
 
 def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
@@ -127,7 +133,7 @@ def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
         values: Targets of the training split.
     """
     kind = task.answer_kind
-    if kind not in (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER):
+    if kind not in WITH_BASELINE:
         return None
     target = task.target.collate([task.target.encode(value, {}) for value in values])
     if kind is AnswerKind.LABELS:
@@ -158,15 +164,20 @@ def _column_features(
 
 
 def _limit_counted(
-    model: MultimodalModel, samples: Samples, *, batch_size: int, say: Callable[[str], None]
+    model: MultimodalModel,
+    samples: Samples,
+    limit: int,
+    *,
+    batch_size: int,
+    say: Callable[[str], None],
 ) -> None:
-    """Keep as many samples as have MAX_COUNTED counted features, spread over all of them."""
+    """Keep as many samples as have this number of counted features, spread over all of them."""
     few = copy.copy(samples)
     few.keep(MAX_PROBED)
     _, features = collect(model, few, batch_size=batch_size)
     counted = [block for summary in features.values() for block in summary.counted]
     per_sample = sum(block.shape[1] for block in counted) / len(few)
-    count = max(int(MAX_COUNTED / max(per_sample, 1)), MIN_ROWS)
+    count = max(int(limit / max(per_sample, 1)), MIN_ROWS)
     if count < len(samples):
         say(
             f"note: the baseline learns from {count:,} of {len(samples):,} rows, because the texts "

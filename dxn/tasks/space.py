@@ -69,6 +69,10 @@ class AnswerKind(Enum):
     CODES = auto()
 
 
+# Answers that a classical model can learn from features of the inputs.
+WITH_BASELINE = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER, AnswerKind.QUANTILES)
+
+
 class Space(ABC, CheckedMembers):
     """Base class of output spaces. A subclass must define `loss` and `decode`.
 

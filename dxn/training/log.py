@@ -39,7 +39,6 @@ class Log:
         batches: Number of batches per epoch.
         epochs: Number of epochs. The trainer changes it if the time limit allows fewer.
         log_every: Number of optimizer steps between two rows.
-        limit: Time limit of the training in seconds.
         main: Whether this process prints and writes.
         name: Word that is printed before each epoch, such as "pretraining".
     """
@@ -51,7 +50,6 @@ class Log:
         batches: int,
         epochs: int,
         log_every: int,
-        limit: float = math.inf,
         main: bool = True,
         name: str = "",
     ):
@@ -59,7 +57,7 @@ class Log:
         self.batches = batches
         self.epochs = epochs
         self.log_every = log_every
-        self.limit = limit
+        self.limit = math.inf
         self.main = main
         self.prefix = f"{name} epoch" if name else "epoch"
         self.display = Display(main=main)

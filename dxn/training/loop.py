@@ -44,6 +44,7 @@ from dxn.tasks.task import Task
 from dxn.training import checkpoint
 from dxn.training.average import Average
 from dxn.training.device import autocast, on_device
+from dxn.training.limit import Limit
 from dxn.training.log import Log
 from dxn.training.parallel import (
     Replicated,
@@ -64,6 +65,7 @@ Schedule = Callable[[float], float]
 # by this fraction of the limit. Otherwise the first steps, which take longer, would make the
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
+STEP_WORK = 3  # operations of a training step for each operation of the forward pass alone
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
 # Inputs are dropped in this fraction of the training, if that waits for the model to learn. The
 # model then learns from all inputs together.
@@ -181,8 +183,7 @@ class Fit:
         if self.hardware.is_main:
             for path in (folder, folder / CHECKPOINTS):
                 remove_unfinished(path)
-        minutes = math.inf if trainer.max_minutes is None else trainer.max_minutes
-        self.limit = 60 * minutes  # seconds
+        self.limit = Limit(trainer.max_minutes)
         self.state = State(batch_size=batch_size or trainer.batch_size * num_processes)
         if trainer.batch_tokens is not None:
             # For as many processes as batch_size, which a resumed training takes from its start.
@@ -234,7 +235,6 @@ class Fit:
             batches=len(self.order),
             epochs=trainer.epochs,
             log_every=trainer.log_every,
-            limit=self.limit,
             main=self.hardware.is_main,
             name=name,
         )
@@ -266,12 +266,15 @@ class Fit:
     def run(
         self,
         *,
+        limit: Limit | None = None,
         resume: bool = False,
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
     ) -> State:
         """Train for all epochs, or until there is no time or patience left.
 
         Args:
+            limit: Time limit, and what of it is not for the training. Default: the training has all
+                of max_minutes.
             resume: Continue from the last checkpoint in the folder.
             on_epoch: Callback with the number of each epoch but the last one and its validation
                 metrics. It can end the training by an exception.
@@ -284,6 +287,8 @@ class Fit:
                 are not finite, or the memory or the disk space is too small.
             Interrupted: After SIGTERM, SIGUSR1, SIGHUP or Ctrl+C. A checkpoint has been saved.
         """
+        self.limit = limit or self.limit
+        self.log.limit = self.limit.of_training(0.0)
         with stop_signals() as self.signals:
             # An interrupted training must also remove its progress bar.
             try:
@@ -728,9 +733,25 @@ class Fit:
     def num_epochs(self) -> int:
         """Number of epochs: that of the configuration, or an estimate of those that fit."""
         # The duration of an epoch is known only after the first one.
-        if math.isinf(self.limit) or not self.state.epoch:
+        if math.isinf(self.limit.seconds) or not self.state.epoch:
             return self.trainer.epochs
-        return min(self.trainer.epochs, self.state.epochs_within(self.limit))
+        seconds = self.limit.of_training(self.seconds_of_validation)
+        return min(self.trainer.epochs, self.state.epochs_within(seconds))
+
+    @property
+    def seconds_of_validation(self) -> float:
+        """Duration of a validation. In the first epoch, it is estimated from the steps."""
+        state = self.state
+        if state.validation or self.validation is None or not state.batch:
+            return state.validation
+        epoch = state.elapsed / state.batch * len(self.order)
+        return epoch * len(self.validation) / max(len(self.train), 1) / STEP_WORK
+
+    @property
+    def seconds_of_steps(self) -> float:
+        """Time from the start of the training in which its steps must end."""
+        validation = self.seconds_of_validation
+        return self.limit.of_training(validation) - validation
 
     def _seconds_since_last(self) -> float:
         """Return the time since the last call."""
@@ -742,7 +763,7 @@ class Fit:
         """Whether no step fits into the time limit any more. The first step always does."""
         state = self.state
         has_begun = state.epoch > 0 or state.batch > 0
-        return has_begun and state.elapsed >= self.limit - state.validation
+        return has_begun and state.elapsed >= self.seconds_of_steps
 
     def _waits(self, option: Waiting) -> bool:
         """Whether an option has no effect yet, because the model can still be at chance."""
@@ -792,9 +813,9 @@ class Fit:
         # nor the last one (of a decay to 0) has a learning rate of 0, so none is lost even if there
         # are only a few.
         by_steps = (state.epoch * steps_per_epoch + steps) / (num_steps + 1)
-        if math.isinf(self.limit):
+        seconds = self.seconds_of_steps
+        if math.isinf(seconds):
             return by_steps
-        seconds = self.limit - state.validation
         grace = GRACE * seconds
         by_clock = (state.elapsed - grace) / max(seconds - grace, 1e-9)
         return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
@@ -802,23 +823,24 @@ class Fit:
     def _say_if_too_slow(self) -> None:
         """Say once that the time limit will end the first epoch, as soon as the speed is known."""
         state = self.state
-        if state.epoch or self.is_speed_known or math.isinf(self.limit):
+        limit = self.limit.of_training(0.0)
+        if state.epoch or self.is_speed_known or math.isinf(limit):
             return
         if self.after_first is None:
             self.after_first = state.batch, state.elapsed
             return
         batches, seconds = state.batch - self.after_first[0], state.elapsed - self.after_first[1]
-        if not batches or seconds < GRACE * self.limit:
+        if not batches or seconds < GRACE * limit:
             return
         self.is_speed_known = True
         left = seconds / batches * (len(self.order) - state.batch)
         needed = state.elapsed + left
-        if needed > self.limit:
-            share = f"{self.limit / needed:.0%}"
+        if needed > limit:
+            share = f"{limit / needed:.0%}"
             self.log.print(
                 f"note: an epoch takes about {duration(needed)} at the measured speed, so the time "
-                f"limit of {duration(self.limit)} will end the first one after {share} of its "
-                "batches; raise trainer.max_minutes, or use a smaller model"
+                f"limit of {self.limit.about} will end the first one after {share} of its batches; "
+                "raise trainer.max_minutes, or use a smaller model"
             )
 
     def _saved_weights(self) -> str:
@@ -853,13 +875,12 @@ class Fit:
             self.log.print(f"stopped early: no better {figure} in {epochs} epochs")
         elif self.is_out_of_time and state.epoch == 1 and not state.batches_per_epoch:
             self.log.print(
-                f"stopped early: the time limit of {duration(self.limit)} ended the first epoch; "
-                "raise trainer.max_minutes, or use a smaller model"
+                f"stopped early: the time limit of {self.limit.about} ended the first epoch; raise "
+                "trainer.max_minutes, or use a smaller model"
             )
         elif state.epoch < self.trainer.epochs:
             epochs = f"{state.epoch} of {self.trainer.epochs} epochs"
-            limit = duration(self.limit)
-            self.log.print(f"stopped early: {epochs} fit into the time limit of {limit}")
+            self.log.print(f"stopped early: {epochs} fit into the time limit of {self.limit.about}")
 
 
 def _loss(

@@ -49,10 +49,12 @@ class Trainer:
             It has learned something when its validation loss is below half of that of the first
             epoch, or has risen above its lowest value by 10% of that of the first epoch. Inputs
             are then dropped in the first half of the training only. Needs a validation split.
-        max_minutes: Time limit of the training in minutes, with validation, but without the
-            baseline and the evaluation after it. If the epochs do not fit, the learning rate
-            follows the clock, and the last epoch ends early. Only the validation of the first
-            epoch, whose duration is unknown, can exceed it. null: no limit.
+        max_minutes: Time limit of the command in minutes: reading, pretraining, training,
+            baseline and evaluation. Reading is counted, at most a quarter of the rest and a minute
+            are kept for the baseline, and the time of the evaluation is estimated from that of a
+            validation; the training has the rest, at least a quarter of the limit. If the epochs
+            do not fit, the learning rate follows the clock, and the last epoch ends early. null:
+            no limit.
         ema_decay: Decay of an exponential moving average of the weights. The averaged weights are
             evaluated and saved. 0 turns averaging off.
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup

@@ -1,11 +1,13 @@
 """A training with a time limit: its learning rate, its number of epochs, and its patience."""
 
 import itertools
+import math
 
 import pytest
 from helpers.runs import SMALL, interrupt, log_of, metrics_of, refused, train
 
 from dxn.cli import main
+from dxn.training.limit import Limit
 
 PEAK = 1e-3
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "report=false", "trainer.log_every=1"]
@@ -77,3 +79,38 @@ def test_the_time_before_an_interruption_counts(table, tmp_path, clock, monkeypa
     # 30 seconds: three epochs of eight batches, a validation and a checkpoint.
     assert metrics["epochs"] <= 4
     assert metrics["train_seconds"] <= 30
+
+
+def test_reading_counts_and_the_rest_is_shared(table, tmp_path, monkeypatch, capsys, clock):
+    # The table takes 40 s to read. Of the 20 s that are left, a quarter is for the baseline.
+    moments = iter([0.0, 40.0])
+    monkeypatch.setattr("dxn.runs.train.perf_counter", lambda: next(moments))
+    options = [table, *OPTIONS, "baseline=auto", "trainer.epochs=200", "trainer.patience=0"]
+    metrics = train(tmp_path / "run", *options, "trainer.max_minutes=1")
+    lines = capsys.readouterr().out.splitlines()
+    assert "note: reading took 40 s of the time limit of 1 min 0 s" in lines
+    assert any("fit into the time limit of 1 min 0 s (training: 15 s)" in line for line in lines)
+    assert any(line.startswith("baseline: ") for line in lines)
+    assert metrics["epochs"] == 2  # of eight batches, a validation and a checkpoint
+
+
+def test_each_part_has_its_share_of_the_limit():
+    limit = Limit(10, before=60.0, baseline=True, evaluations=4.0)
+    assert limit.of_training(validation=10.0) == 600 - 60 - 60 - 40
+    assert limit.share_of_baseline(trained=440.0, validation=10.0) == 1.0
+    assert limit.share_of_baseline(trained=470.0, validation=10.0) == 0.5
+    # Long reading and long evaluations leave a quarter of the limit to the training.
+    assert Limit(10, before=700.0, evaluations=4.0).of_training(validation=100.0) == 150
+    assert limit.lacks_time(spent=500.0, validation=25.0)
+    assert not limit.lacks_time(spent=500.0, validation=15.0)
+    assert Limit().of_training(validation=5.0) == math.inf
+    assert Limit().share_of_baseline(trained=9e9, validation=5.0) == 1.0
+
+
+def test_pretraining_has_half_of_the_limit(table, tmp_path, clock):
+    options = [table, *OPTIONS, "pretrain=masked", "pretrain.epochs=200", "trainer.epochs=200"]
+    train(tmp_path / "run", *options, "trainer.patience=0", "trainer.max_minutes=1")
+    pretrained = metrics_of(tmp_path / "run" / "pretrain")["train_seconds"]
+    trained = metrics_of(tmp_path / "run")["train_seconds"]
+    assert 15 <= pretrained <= 30
+    assert 15 <= trained <= 60 - pretrained

@@ -13,7 +13,7 @@ from PIL import Image
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.runs.evaluation.evaluate import subset_name, subsets
+from dxn.runs.evaluation.subsets import subset_name, subsets
 from dxn.runs.predictor.table import answer_lines
 
 PHOTOS = ("front", "back", "left", "right")

@@ -10,7 +10,7 @@ import pytest
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
+from dxn.runs.evaluation.subsets import evaluated_groups, subsets
 from dxn.runs.record import input_lines
 
 SMALL = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"]

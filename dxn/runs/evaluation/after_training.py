@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +16,10 @@ from dxn.core.files import METRICS, MODEL, PREDICTIONS, REPORT, TOKENS
 from dxn.core.processes import from_first
 from dxn.core.results import BEST, Results
 from dxn.report.answers import Answers
-from dxn.runs.evaluation.data import EvaluationData, default_split
+from dxn.runs.evaluation.data import EvaluationData
 from dxn.runs.evaluation.evaluate import evaluate_subsets
 from dxn.runs.evaluation.reporting import try_report
+from dxn.runs.evaluation.subsets import default_split
 from dxn.runs.folder import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.record import best_figures, results_of
@@ -29,11 +31,14 @@ from dxn.training.predict import score
 
 if TYPE_CHECKING:
     from dxn.runs.prepare import Training
+    from dxn.training.limit import Limit
     from dxn.training.log import Log
     from dxn.training.state import State
 
 
-def evaluate(run: Training, state: State, *, batch_size: int, log: Log) -> Results | None:
+def evaluate(
+    run: Training, state: State, limit: Limit, *, batch_size: int, log: Log
+) -> Results | None:
     """Evaluate the saved model, and write what `complete` writes.
 
     All processes must call this. Only the first one gets the results.
@@ -44,6 +49,7 @@ def evaluate(run: Training, state: State, *, batch_size: int, log: Log) -> Resul
     Args:
         run: The training.
         state: Its state at the end.
+        limit: Its time limit.
         batch_size: Number of samples per batch.
         log: Its log, which sends the final metrics to the trackers.
     """
@@ -52,10 +58,20 @@ def evaluate(run: Training, state: State, *, batch_size: int, log: Log) -> Resul
         print_line(line)
     split = default_split(run.splits)
     best = _load(run) if trainer.hardware.is_main else None
-    from_first(lambda: add_baseline(run, best, batch_size=batch_size) if best else None)
+    share = limit.share_of_baseline(state.elapsed, state.validation)
+    started = perf_counter()
+    from_first(lambda: add_baseline(run, best, share, batch_size=batch_size) if best else None)
+    took = from_first(lambda: perf_counter() - started)
+    only = None
+    if limit.lacks_time(state.elapsed + took, state.validation):
+        only = list(run.model.inputs)
+        print_line(
+            "note: only all inputs together are evaluated, because the time limit of "
+            f"{limit.about} has no time for the others; dxn evaluate evaluates them"
+        )
     best = best or _load(run)  # after the first process has written the baseline
     data = EvaluationData(split, split, run.splits[split])
-    evaluated = evaluate_subsets(best, data, run.folder, batch_size=batch_size)
+    evaluated = evaluate_subsets(best, data, run.folder, batch_size=batch_size, only=only)
     if evaluated is None:
         return None
     results, last = evaluated
@@ -197,20 +213,18 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
     ]
 
 
-def add_baseline(run: Training, best: Predictor, *, batch_size: int) -> None:
-    """Train a baseline, mix it with the best model of a run, and save it in the model folder."""
-    values = run.settings.values
-    choice = values["baseline"]
-    # Whether the user asked for a model whose weights are not all trained from random ones.
-    starts_trained = (
-        values["weights"]["source"]
-        or values["weights"]["adapters"]
-        or values.get("pretrain")
-        or run.finetune.freeze is not None
-        or run.finetune.rank
-    )
+def add_baseline(run: Training, best: Predictor, share: float, *, batch_size: int) -> None:
+    """Train a baseline, mix it with the best model of a run, and save it in the model folder.
+
+    Args:
+        run: The training.
+        best: Its model.
+        share: Share of the usual work of a baseline for which there is time.
+        batch_size: Number of samples per batch.
+    """
+    choice = run.settings.values["baseline"]
     stack = None
-    if choice == "auto" and starts_trained:
+    if choice == "auto" and run.starts_trained:
         print_line(
             "note: no baseline, because the weights are not trained from the start; "
             "baseline=always trains one and mixes its output with that of the model"
@@ -224,6 +238,7 @@ def add_baseline(run: Training, best: Predictor, *, batch_size: int) -> None:
             best.task_samples(run.splits["train"]),
             run.validation_samples(best.task),
             batch_size=batch_size,
+            share=share,
             say=print_line,
         )
         if stack is None and choice == "always":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +13,13 @@ from dxn.config.values import problem
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
-from dxn.data.formats import SPLITS
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED, without_groups
 from dxn.data.splits.split import UNDIVIDED
 from dxn.data.tables.read import MissingColumn
 from dxn.runs.decide import open_source, print_paths
+from dxn.runs.evaluation.subsets import default_split
 from dxn.runs.folder import is_run
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
@@ -142,11 +142,6 @@ def rows_of_run(
     """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read."""
     source = source_of(data_of_run(predictor, run, confine, trust), predictor, trust)
     return predictor.model_inputs.of_source(source, default_split(source.splits))
-
-
-def default_split(splits: Mapping[str, Sized]) -> str:
-    """Return the split that is evaluated by default: the first with rows, the test split first."""
-    return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))
 
 
 def open_table(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 
 from rich.table import Table
@@ -18,28 +17,20 @@ from dxn.core.files import PREDICTIONS, TOKENS, new_folder, refuse_links_out
 from dxn.core.marks import Described
 from dxn.core.printable import printable
 from dxn.core.processes import from_first
-from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
+from dxn.core.results import DataFacts, Figures, Interval, Results
 from dxn.data.dataset import Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.answers import Answers
 from dxn.report.intervals import metric_intervals
 from dxn.runs.evaluation.data import EvaluationData
+from dxn.runs.evaluation.subsets import evaluated_groups, subset_name, subsets
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
 from dxn.stacking.metrics import about_stack, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
-from dxn.tokenize.base import Reader
 from dxn.training.predict import score, task_results
-
-# With more inputs than this, "a+b+c" is harder to read than "all but d".
-MAX_LISTED_INPUTS = 3
-
-# With more inputs than this, a table with one row per input would fill the screen.
-MAX_SEPARATE = 8
-
-Groups = Mapping[str, tuple[str, ...]]
 
 
 def evaluate_data(
@@ -225,66 +216,6 @@ def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) 
     reason = f"all targets are {values.pop()}" if len(values) == 1 else "no row has the class"
     are = "is" if len(names) == 1 else "are"
     print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
-
-
-def subsets(
-    inputs: Sequence[str], least: int = 1, groups: Groups | None = None
-) -> dict[str, tuple[str, ...]]:
-    """Return the subsets of the inputs that are evaluated: each alone, all but each, and all.
-
-    N inputs have at most 2N + 1 subsets, instead of the 2^N - 1 that are possible. Equal subsets
-    are listed once: with two inputs, leaving one out is the same as the other one alone.
-
-    Args:
-        inputs: Names of all inputs.
-        least: Minimum number of inputs of a subset. Smaller subsets are left out.
-        groups: Inputs that are alone or left out together, by name of the group. Default: each
-            input is a group.
-    """
-    everything = tuple(inputs)
-    groups = groups or {name: (name,) for name in everything}
-    names = tuple(groups)
-    alone = [(name,) for name in names]
-    all_but_one = []
-    # The last group is left out first, which gives pairs the order a+b, a+c, b+c.
-    for left_out in reversed(names):
-        all_but_one.append(tuple(name for name in names if name != left_out))
-    candidates = [*alone, *all_but_one] if len(names) > 1 else []
-    named: dict[str, tuple[str, ...]] = {}
-    for chosen in candidates:
-        shown = tuple(chain.from_iterable(groups[name] for name in chosen))
-        if shown not in named.values() and len(shown) >= least:
-            named[subset_name(chosen, names)] = shown
-    return {**named, ALL: everything}
-
-
-def evaluated_groups(readers: Mapping[str, Reader], inputs: Sequence[str]) -> Groups:
-    """Return the groups of inputs that are evaluated alone and left out.
-
-    A model with many inputs has one group per kind of table cells. Each other input is a group of
-    its own, under its own name.
-
-    Args:
-        readers: Reader of each input, by input name.
-        inputs: Names of the inputs.
-    """
-    groups: dict[str, tuple[str, ...]] = {}
-    for name in inputs:
-        reader = readers[name]
-        is_grouped = len(inputs) > MAX_SEPARATE and reader.tabular
-        key = f"{reader.modality} columns" if is_grouped else name
-        groups[key] = (*groups.get(key, ()), name)
-    return groups
-
-
-def subset_name(shown: Sequence[str], everything: Sequence[str]) -> str:
-    """Name a subset of the inputs: "all", "a+b", or "all but c" if the latter is shorter."""
-    if len(shown) == len(everything):
-        return ALL
-    hidden = [name for name in everything if name not in shown]
-    if len(everything) > MAX_LISTED_INPUTS and len(hidden) < len(shown):
-        return f"{ALL} but {' and '.join(hidden)}"
-    return "+".join(shown)
 
 
 def _chosen(

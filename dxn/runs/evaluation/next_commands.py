@@ -11,7 +11,7 @@ from dxn.config.instantiate import nodes_in
 from dxn.config.settings import Settings
 from dxn.core.printable import override_value
 from dxn.data.dataset import Opened
-from dxn.runs.evaluation.data import default_split
+from dxn.runs.evaluation.subsets import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.option import has_many_samples
 from dxn.tokenize.text.chat import is_conversation, text_of
