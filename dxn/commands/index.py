@@ -63,8 +63,14 @@ class Index(FromWeights, Data, TableInput, Compute):
         from dxn.runs.evaluation.data import open_evaluation_data
         from dxn.runs.evaluation.next_commands import code_options, sample_options
         from dxn.runs.index import check_only, model_options, write_index
+        from dxn.runs.saved.loading import load_predictor, prompted
+        from dxn.weights.sentence_files import DOCUMENT_PROMPTS
 
-        predictor = self.load(**self.computing())
+        weights = prompted(self.weights, DOCUMENT_PROMPTS)
+        trust = self.settings.folder_trust
+        predictor = load_predictor(
+            self.run, weights, trust=trust, head=self.head, **self.computing()
+        )
         only = check_only(self.only, predictor)
         if self.input is not None:
             options = self.table_options()
@@ -76,7 +82,7 @@ class Index(FromWeights, Data, TableInput, Compute):
             Path(self.output),
             predictor,
             opened,
-            model=model_options(self.run, self.weights),
+            model=model_options(self.run, weights),
             only=only,
             batch_size=self.batch_size,
         )
@@ -97,6 +103,8 @@ class Search(FromRun, TableInput, Compute):
         input: One query (input.text="red shoes", input.image=photo.jpg), or a table of queries.
         k: Number of rows to find for each query.
         only: Inputs of a table of queries to use, such as [text] (default: all).
+        prompt: Prompt of a checkpoint of sentence-transformers for the queries (default: query, if
+            it has this one).
         output: .csv, .jsonl, .json or .parquet file for the found rows (default: print them).
         run: Folder of the model, if it was moved after the index was written.
     """
@@ -111,6 +119,7 @@ class Search(FromRun, TableInput, Compute):
     input: Input
     k: Count = 10
     only: Sequence[str] | None = None
+    prompt: str | None = None
     dtype: DtypeName = "float32"
     output: Annotated[str | None, OUTPUT_FILE] = None
 
@@ -120,14 +129,21 @@ class Search(FromRun, TableInput, Compute):
         from dxn.data.dataset import Samples
         from dxn.runs.index import check_only, model_of, read_index, search
         from dxn.runs.predictor.output import check_suffix, write_records
-        from dxn.runs.saved.loading import load_predictor
+        from dxn.runs.saved.loading import load_predictor, prompted
+        from dxn.weights.sentence_files import QUERY_PROMPTS
 
         output = check_suffix(self.output)
         index = read_index(self.index)
-        run, weights = model_of(index, self.run)
+        run, saved = model_of(index, self.run)
+        if saved is None and self.prompt is not None:
+            raise UserError(
+                f"prompt: a trained model has its own prompt, got {self.prompt!r}; leave it out"
+            )
+        # The rows have another prompt.
+        weights = Weights(**{**(saved or {}), "prompt": self.prompt})
         predictor = load_predictor(
             run,
-            None if weights is None else Weights(**weights),
+            prompted(weights, QUERY_PROMPTS),
             **self.computing(),
             trust=self.settings.folder_trust,
         )

@@ -227,12 +227,15 @@ class Weights:
         source: Public checkpoint instead of run (short form: weights=...): file, folder or hub id.
         revision: Branch, tag or commit, for a hub id.
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        prompt: Prompt to put before each text, such as query, for a checkpoint of
+            sentence-transformers with prompts (default: its default prompt).
         strict: Stop on missing or unexpected tensors; false lists them and continues.
     """
 
     source: WeightsSource = None
     revision: str | None = None
     part: str | None = None
+    prompt: str | None = None
     strict: bool = True
 
 

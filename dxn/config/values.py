@@ -27,7 +27,10 @@ TOKENIZER = ("tokenizer.kind", "tokenizer.lowercase", "vocab_size")
 SCALED = tuple(f"rope_scaling.{n}" for n in ("factor", "original_len", "low", "high"))
 ROTARY = ("rope_theta", "rope_scaling.kind", *SCALED, "rope_share", "rope_blocks")
 # All kinds of pooling but map.
-POOLS = ("mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat")
+POOLS = (
+    *("mean", "max", "cls", "attention", "first", "last", "mean_sqrt", "mean_linear"),
+    *("cls_mean", "leading", "leading_cat"),
+)
 # An option, its values with which others have no effect, and the ends of their keys. None stands
 # for every value but null, 0 and false.
 COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = (

@@ -33,6 +33,7 @@ def text_recipe(tokenizer: TextTokenizer) -> Recipe:
         "special_tokens": tokenizer.options.special_tokens,
         "max_len": tokenizer.max_len if tokenizer.is_cut else None,
         "max_chars": tokenizer.reader.max_chars,
+        "prompt": tokenizer.options.prompt,
         "pad_to": tokenizer.pad_to,
         "pad_id": tokenizer.pad_id,
         "tokenizer": json.loads(tokenizer.vocabulary.to_str()),

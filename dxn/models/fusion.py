@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, join
-from dxn.models.pooling import MapOptions, Pool, Pooling
+from dxn.models.pooling import MapOptions, Pooling, Pools
 
 
 class Encoder(Protocol):
@@ -52,8 +52,11 @@ class EarlyFusion(Recorded, nn.Module):
         input_embedding: Whether there are these vectors.
         pool: Pooling of the tokens to one vector: mean, max, attention (a learned weighted mean),
             map (multi-head attention of a learned query, and an MLP), cls (class token), first,
-            last, cls_mean (class token and mean, concatenated), leading (mean of the class token
-            and the registers) or leading_cat (class token and registers, concatenated).
+            last, mean_sqrt (sum divided by the square root of the number of tokens), mean_linear
+            (weighted mean, with the weight i of token i), cls_mean (class token and mean,
+            concatenated), leading (mean of the class token and the registers) or leading_cat
+            (class token and registers, concatenated). A list such as [first,mean] concatenates
+            poolings that need no weights and no class token.
         registers: Number of learned tokens before the others, excluded from mean and max
             (arXiv:2309.16588).
         late_registers: Number of registers, the last ones, that only the last `late_blocks` blocks
@@ -72,7 +75,7 @@ class EarlyFusion(Recorded, nn.Module):
         *,
         inputs: Sequence[str] = (),
         input_embedding: bool = True,
-        pool: Pool = "mean",
+        pool: Pools = "mean",
         registers: Annotated[int, Ge(0)] = 0,
         late_registers: Annotated[int, Ge(0)] = 0,
         late_blocks: Annotated[int, Ge(0)] = 4,

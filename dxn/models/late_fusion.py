@@ -15,7 +15,7 @@ from dxn.core.dropout import selected
 from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, join
 from dxn.models.fusion import Encoder, InputEmbedding
-from dxn.models.pooling import CLASS, MapOptions, Pool, Pooling, masked_mean
+from dxn.models.pooling import CLASS, MapOptions, Pooling, Pools, masked_mean
 
 # Distinguishes the dropout of inputs from the selections of the model, which count from 0.
 INPUT_SALT = 2**15
@@ -29,7 +29,8 @@ class LateFusion(Recorded, nn.Module):
         inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
             tokens, and a linear layer per input transforms its pooled vector.
         pool: Pooling of the tokens of each input to one vector: mean, max, attention, map, cls,
-            first, last, cls_mean, leading or leading_cat (see early fusion).
+            first, last, mean_sqrt, mean_linear, cls_mean, leading, leading_cat, or a list (see
+            early fusion).
         registers: Number of learned tokens before those of each input, excluded from mean and max.
         map: Options of pool=map.
     """
@@ -41,7 +42,7 @@ class LateFusion(Recorded, nn.Module):
         dim: int = 128,
         *,
         inputs: Sequence[str] = (),
-        pool: Pool = "mean",
+        pool: Pools = "mean",
         registers: Annotated[int, Ge(0)] = 0,
         map: MapOptions = MapOptions(),
     ):
@@ -84,7 +85,8 @@ class BottleneckFusion(Recorded, nn.Module):
         inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
             tokens.
         pool: Pooling of the tokens of each input to one vector: mean, max, attention, map, cls,
-            first, last, cls_mean, leading or leading_cat (see early fusion).
+            first, last, mean_sqrt, mean_linear, cls_mean, leading, leading_cat, or a list (see
+            early fusion).
         registers: Number of learned tokens before those of each input, excluded from mean and max.
         map: Options of pool=map.
         num_tokens: Number of shared tokens.
@@ -99,7 +101,7 @@ class BottleneckFusion(Recorded, nn.Module):
         dim: int = 128,
         *,
         inputs: Sequence[str] = (),
-        pool: Pool = "mean",
+        pool: Pools = "mean",
         registers: Annotated[int, Ge(0)] = 0,
         map: MapOptions = MapOptions(),
         num_tokens: Annotated[int, Ge(1)] = 4,

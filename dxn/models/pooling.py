@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Literal, get_args
 
@@ -15,9 +16,11 @@ from dxn.core.schema import options
 from dxn.core.tokens import Span, Tokens, join
 from dxn.models.blocks import Mlp, MlpKind
 
-Pool = Literal[
-    "mean", "max", "cls", "attention", "map", "first", "last", "cls_mean", "leading", "leading_cat"
-]
+# Kinds without weights and class token, of which several can be concatenated.
+Simple = Literal["mean", "max", "first", "last", "mean_sqrt", "mean_linear"]
+Pool = Simple | Literal["cls", "attention", "map", "cls_mean", "leading", "leading_cat"]
+Pools = Pool | Sequence[Simple]
+POOLS = (*get_args(Simple), *get_args(get_args(Pool)[-1]))
 WITH_CLASS = ("cls", "cls_mean", "leading", "leading_cat")  # kinds that need a class token
 CLASS = "class"  # name and modality of the span of the class token and the registers
 MASKED_SCORE = -1e9  # as -inf for a softmax, but a row without real tokens does not become NaN
@@ -45,28 +48,39 @@ class Pooling(nn.Module):
 
     Args:
         kind: Method of pooling: mean, max, attention (a learned weighted mean), map (attention of
-            one learned query per head, and an MLP), first, last, cls (a learned class token before
+            one learned query per head, and an MLP), first, last, mean_sqrt (the sum divided by the
+            square root of the number of tokens), mean_linear (a mean in which token i has the
+            weight i, from 1, arXiv:2202.08904, section 4.1), cls (a learned class token before
             all others), cls_mean (the class token and the mean of the other tokens, concatenated),
             leading (the mean of the class token and the registers, arXiv:2104.01778, section 2.2)
-            or leading_cat (the class token and the registers, concatenated).
+            or leading_cat (the class token and the registers, concatenated). A sequence of kinds
+            without weights and class token has their vectors side by side.
         dim: Width D of a token.
         registers: Number of additional learned tokens before the others (arXiv:2309.16588). The
-            kinds mean, max, attention, map, first, last and cls_mean exclude them.
+            kinds cls, leading and leading_cat are the only ones that do not exclude them.
         map: Options of the kind map.
     """
 
-    def __init__(self, kind: Pool, dim: int, *, registers: int = 0, map: MapOptions = MapOptions()):
+    def __init__(
+        self, kind: Pools, dim: int, *, registers: int = 0, map: MapOptions = MapOptions()
+    ):
         super().__init__()
-        if kind not in get_args(Pool):
-            raise ValueError(f"pool must be one of {', '.join(get_args(Pool))}, got {kind!r}")
+        if isinstance(kind, str) and kind not in POOLS:
+            raise ValueError(f"pool must be one of {', '.join(POOLS)}, got {kind!r}")
+        if not isinstance(kind, str) and not (kind and set(kind) <= set(get_args(Simple))):
+            names = ", ".join(get_args(Simple))
+            raise ValueError(f"a list of pool must have some of {names}, got {list(kind)}")
         if registers < 0:
             raise ValueError(f"registers must be at least 0, got {registers}")
-        self.kind = kind
+        self.kind: Pools = kind if isinstance(kind, str) else tuple(kind)
         if kind == "attention":
             self.score = nn.Linear(dim, 1)
         self.map = MapPooling(dim, map) if kind == "map" else None
         self.leading = registers + (kind in WITH_CLASS)  # number of leading tokens
-        self.width = {"cls_mean": 2, "leading_cat": self.leading}.get(kind, 1) * dim
+        if isinstance(kind, str):
+            self.width = {"cls_mean": 2, "leading_cat": self.leading}.get(kind, 1) * dim
+        else:
+            self.width = len(kind) * dim
         if self.leading:
             self.tokens = nn.Parameter(torch.zeros(self.leading, dim))
             nn.init.trunc_normal_(self.tokens, std=0.02)
@@ -94,8 +108,8 @@ class Pooling(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Pool x (B, N, D) with mask (B, N) bool to (B, width).
 
-        For a sample without real tokens, mean, max and attention return zeros. The result of the
-        other kinds has no meaning.
+        For a sample without real tokens, the means, max and attention return zeros. The result of
+        the other kinds has no meaning.
         """
         if self.kind == "cls":
             return x[:, 0]
@@ -109,21 +123,35 @@ class Pooling(nn.Module):
         mask = mask[:, self.leading :]
         if self.map is not None:
             return self.map(x, mask)
-        if self.kind == "first":
-            return _pick(x, mask.int().argmax(1))
-        if self.kind == "last":
-            index = torch.arange(mask.shape[1], device=x.device).expand_as(mask)
-            return _pick(x, torch.where(mask, index, 0).amax(1))
-        if self.kind == "max":
-            # The smallest finite number, because -inf could give a gradient of NaN.
-            largest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
-            return largest.masked_fill(~mask.any(1, keepdim=True), 0)
+        if not isinstance(self.kind, str):
+            return torch.cat([_simple(kind, x, mask) for kind in self.kind], 1)
         if self.kind == "attention":
             # float32, because MASKED_SCORE is out of the range of float16.
             score = self.score(x).squeeze(-1).float().masked_fill(~mask, MASKED_SCORE)
             return _weighted_mean(x, mask.to(x.dtype) * score.softmax(1).to(x.dtype))
-        mean = masked_mean(x, mask)
-        return torch.cat([class_token, mean], 1) if self.kind == "cls_mean" else mean
+        if self.kind == "cls_mean":
+            return torch.cat([class_token, masked_mean(x, mask)], 1)
+        return _simple(self.kind, x, mask)
+
+
+def _simple(kind: str, x: Tensor, mask: Tensor) -> Tensor:
+    """Pool x (B, N, D) with mask (B, N) to (B, D) by one of the kinds of `Simple`."""
+    if kind == "first":
+        return _pick(x, mask.int().argmax(1))
+    if kind == "last":
+        index = torch.arange(mask.shape[1], device=x.device).expand_as(mask)
+        return _pick(x, torch.where(mask, index, 0).amax(1))
+    if kind == "max":
+        # The smallest finite number, because -inf could give a gradient of NaN.
+        largest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
+        return largest.masked_fill(~mask.any(1, keepdim=True), 0)
+    if kind == "mean_linear":
+        # Their ratios matter only, so they start at 1 for the first real token. Not in bf16, which
+        # has no odd numbers above 256.
+        weight = (mask.cumsum(1) * mask).float()
+        return _weighted_mean(x.float(), weight).to(x.dtype)
+    mean = masked_mean(x, mask)
+    return mean * mask.sum(1, keepdim=True).to(x.dtype).sqrt() if kind == "mean_sqrt" else mean
 
 
 class MapPooling(nn.Module):

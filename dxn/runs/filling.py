@@ -188,7 +188,9 @@ def _own_head(
 
 def _notices(public: PublicModel, missing: Sequence[str], unexpected: Sequence[str]) -> list[str]:
     source = public.checkpoint.source
-    lines: list[str] = []
+    sentence = public.checkpoint.sentence
+    remark = None if sentence is None else sentence.remark()
+    lines = [] if remark is None else [remark]
     if missing:
         # transformers prints the same warning for newly initialized weights.
         lines.append(f"weights: {source} has no {', '.join(missing)}: initialized randomly")

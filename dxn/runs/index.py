@@ -35,7 +35,7 @@ META = "index.json"
 VECTORS = "vectors.npy"
 ROWS = "rows.jsonl"
 MODEL_OPTIONS = ("run", "weights")  # options that name the model
-WEIGHT_NAMES = ("source", "revision", "part")  # options of `weights` that are texts
+WEIGHT_NAMES = ("source", "revision", "part", "prompt")  # options of `weights` that are texts
 # Files of a public checkpoint that its embeddings depend on: the weights, and these ends of names.
 # Its folder can contain other files, such as the index.
 WEIGHTS_ENDS = (".safetensors", ".bin")
@@ -191,12 +191,15 @@ def weights_digest(run: str | None, weights: Mapping[str, Any] | None) -> str:
         paths = [model_folder(Path(run)) / WEIGHTS]
     else:
         assert weights is not None
-        folder = read_checkpoint(weights["source"], revision=weights["revision"]).folder
+        checkpoint = read_checkpoint(weights["source"], revision=weights["revision"])
+        folder = checkpoint.folder
         assert folder is not None  # only a checkpoint in memory has none
         source = Path(weights["source"]).expanduser()
         # A file that the user names can have any ending.
         ends = SETTINGS_ENDS if source.is_file() else (*WEIGHTS_ENDS, *SETTINGS_ENDS)
         files = [path for path in folder.iterdir() if path.name.endswith(ends)]
+        if checkpoint.sentence is not None:
+            files += checkpoint.sentence.files()
         paths = sorted({*files, *filter(Path.is_file, [source])})
     option = "weights" if run is None else "run"
     digests: list[str] = []

@@ -97,6 +97,7 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
             weights["source"],
             revision=weights["revision"],
             part=weights["part"],
+            prompt=weights["prompt"],
             trust=settings.folder_trust,
         )
     adapters: dict[str, PublicModel] = {}

@@ -41,6 +41,7 @@ class Embed(Task[NoTarget]):
         hidden_dim: Output width of the hidden layer. Default: the width of the pooled vector.
         norm: Whether to apply a layer norm after the hidden layer.
         norm_eps: Epsilon of the layer norm after the hidden layer.
+        normalize: Whether to scale the embedding to length 1.
     """
 
     name = "embed"
@@ -52,12 +53,14 @@ class Embed(Task[NoTarget]):
         hidden_dim: int | None = None,
         norm: bool = False,
         norm_eps: float = 1e-5,
+        normalize: bool = False,
     ):
         self.pre_options = {
             "hidden": hidden,
             "hidden_dim": hidden_dim,
             "norm": norm,
             "norm_eps": norm_eps,
+            "normalize": normalize,
         }
         self.target = NoTarget()
         self.metric = Metric()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.tokens import Tokens
+from dxn.models.losses import unit
 from dxn.tasks.space import Batch
 
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
@@ -64,6 +65,7 @@ class PreHead(nn.Module):
         hidden_dim: Output width of the hidden layer. Default: dim.
         norm: Whether to apply a layer norm after the hidden layer.
         norm_eps: Epsilon of the layer norm.
+        normalize: Whether to scale the output to length 1.
         dropout: Dropout probability of the output.
     """
 
@@ -75,6 +77,7 @@ class PreHead(nn.Module):
         hidden_dim: int | None = None,
         norm: bool = False,
         norm_eps: float = 1e-5,
+        normalize: bool = False,
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -88,13 +91,15 @@ class PreHead(nn.Module):
         self.dense = nn.Linear(dim, self.width) if has_layer else nn.Identity()
         self.act = ACTIVATIONS[hidden]()
         self.norm = nn.LayerNorm(self.width, eps=norm_eps) if norm else nn.Identity()
+        self.normalize = normalize
         # Dropout is the last layer: in evaluation mode the output is exactly the vector that the
         # output layer of the head receives.
         self.dropout = Dropout(dropout)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Map (B, D) to (B, width)."""
-        return self.dropout(self.norm(self.act(self.dense(pooled))))
+        x = self.dropout(self.norm(self.act(self.dense(pooled))))
+        return unit(x) if self.normalize else x
 
 
 class LinearHead(nn.Module):

@@ -63,14 +63,15 @@ def rollout(maps: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def token_shares(maps: Sequence[Tensor], mask: Tensor, pool: str) -> Tensor:
+def token_shares(maps: Sequence[Tensor], mask: Tensor, pool: str | Sequence[str]) -> Tensor:
     """Compute the share of each token in the pooled vector, by rollout.
 
     Args:
         maps: One tensor (B, H, N, N) per block.
         mask: (B, N) bool. True at real tokens.
-        pool: Kind of pooling. For a pooling of the first or the last token, the shares are the row
-            of this token in the rollout. For all others, they are the mean row of the real tokens.
+        pool: Kind of pooling, or kinds. For a pooling of the first or the last token, the shares
+            are the row of this token in the rollout. For all others, they are the mean row of the
+            real tokens.
 
     Returns:
         (B, N). Each row sums to 1. Padding has 0.

@@ -18,6 +18,7 @@ from dxn.core.schema import Strict, validated
 from dxn.core.tensors import TensorFiles
 from dxn.core.untrusted import load_json, shortened
 from dxn.weights.defaults import check_settings, with_defaults
+from dxn.weights.sentence_files import SentenceModel, read_modules
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
 # because a .bin file is a pickle.
@@ -28,8 +29,12 @@ WEIGHT_FILES = (
     "model.bin",
 )
 TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
-# Files to download from the hub. *.bin is added only if a repository has no safetensors file.
-HUB_PATTERNS = ("*.json", "*.txt", "*.spm", "chat_template.jinja", "*.safetensors")
+# Files to download from the hub, also in subfolders. *.bin is added only if a repository has no
+# safetensors file; the layers of sentence-transformers are small.
+HUB_PATTERNS = (
+    *("*.json", "*.txt", "*.spm", "chat_template.jinja", "*.safetensors"),
+    "*_Dense/pytorch_model.bin",
+)
 # Keys of processor_config.json with the settings of one modality.
 PROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 MAX_SHARDS = 10_000
@@ -98,6 +103,7 @@ class Checkpoint:
         preprocessor: Content of preprocessor_config.json; empty if there is no such file.
         folder: Folder of the files; None for a checkpoint that exists only in memory.
         trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
+        sentence: What modules.json of sentence-transformers says; None if there is no such file.
     """
 
     source: str
@@ -106,6 +112,7 @@ class Checkpoint:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     trust: tuple[str, ...] = ()
+    sentence: SentenceModel | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -114,6 +121,14 @@ class Checkpoint:
     def settings(self) -> dict[str, Any]:
         """Content of config.json, with the default values of the original library."""
         return with_defaults(self.config)
+
+    @property
+    def tokenizer_max_len(self) -> int | None:
+        """Maximum number of tokens in tokenizer_config.json; None if there is no limit."""
+        config = {} if self.folder is None else read_json(self.folder / "tokenizer_config.json")
+        limit = config.get("model_max_length")
+        # Without a limit, transformers writes a huge number.
+        return limit if isinstance(limit, int) and 0 < limit < 2**31 else None
 
     @cached_property
     def generation(self) -> GenerationConfig:
@@ -237,6 +252,9 @@ def read_checkpoint(
     if (path / MODEL / CONFIG).exists():
         path = path / MODEL
     folder = path if path.is_dir() else path.parent
+    sentence = read_modules(folder)
+    if sentence is not None and path == folder:
+        path = folder = sentence.modules[0]
     config = read_json(folder / "config.json")
     # Before the weights are read, because this is fast.
     check_settings(config, f"weights: {folder / 'config.json'}")
@@ -247,6 +265,7 @@ def read_checkpoint(
         preprocessor=_read_preprocessor(folder),
         folder=folder,
         trust=trust,
+        sentence=sentence,
     )
 
 

@@ -86,6 +86,8 @@ class Architecture:
             input per adapter, and the fusion has no tensors that depend on the input.
         task: Name of the task of the head.
         state: State of the task, for `Target.load`, if it consists of other values than labels.
+        embed_pool: Pooling of a model that only embeds, in place of that of `fusion` and the layers
+            of `head`, which are for the training of a classifier. Default: the same.
     """
 
     dim: int
@@ -98,6 +100,7 @@ class Architecture:
     inputs: tuple[str, ...] = ()
     task: str = "classify"
     state: Options = field(default_factory=dict)
+    embed_pool: str | None = None
 
     @property
     def writes(self) -> bool:

@@ -27,6 +27,7 @@ from dxn.weights.dxn_model import DXN_MODEL, reorder_inputs
 from dxn.weights.families import all_families
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 from dxn.weights.hf import check_class
+from dxn.weights.sentence import with_modules
 from dxn.weights.tokenizers import make_lowercase, read_tokenizer
 
 FUSION = "dxn.models.EarlyFusion"
@@ -121,10 +122,11 @@ class PublicModel:
         if arch.inputs:  # which share the only adapter
             (key,) = adapters
             inputs = {n: Input(modality=key, column=n, adapter=key) for n in arch.inputs}
+        pool = {"pool": arch.embed_pool} if self._embeds and arch.embed_pool else {}
         return ModelPlan(
             inputs=inputs,
             adapters=adapters,
-            fusion={"_target_": FUSION, **dim, "inputs": list(inputs), **arch.fusion},
+            fusion={"_target_": FUSION, **dim, "inputs": list(inputs), **arch.fusion, **pool},
             backbone={"_target_": BACKBONE, **dim, **arch.backbone},
             head=self._head(),
         )
@@ -136,8 +138,9 @@ class PublicModel:
             UserError: If the task is unknown, and the head has no class of its own.
         """
         arch = self.architecture
-        is_embedding = arch.task == Architecture.task and arch.labels is None
-        target = EMBED if is_embedding else arch.head.get("_target_") or TASKS.get(arch.task)
+        if self._embeds:
+            return {"_target_": EMBED, **({} if arch.embed_pool else arch.head)}
+        target = arch.head.get("_target_") or TASKS.get(arch.task)
         if target is None:
             raise UserError(
                 f"weights: {self.family.name}: dxn has no head for the task {arch.task!r}; the "
@@ -154,6 +157,12 @@ class PublicModel:
                 "backbone": backbone,
             }
         return head
+
+    @property
+    def _embeds(self) -> bool:
+        """Whether the checkpoint has no head."""
+        arch = self.architecture
+        return arch.task == Architecture.task and arch.labels is None
 
     def task_state(self) -> dict[str, Any]:
         """Return the state of the task in `plan()`, for `Target.load`. {}: it has none."""
@@ -239,7 +248,11 @@ class PublicModel:
             if options.get("lowercase") and not self.family.is_dxn:
                 make_lowercase(tokenizer)
             adapter.use_vocabulary(tokenizer)
-            adapter.tokenizer.reader.template = None if folder is None else read_template(folder)
+            # A model of sentence-transformers reads a text as it is.
+            template = None
+            if folder is not None and self.checkpoint.sentence is None:
+                template = read_template(folder)
+            adapter.tokenizer.reader.template = template
 
     @torch.no_grad()
     def fill(
@@ -414,6 +427,7 @@ def read_public(
     *,
     revision: str | None = None,
     part: str | None = None,
+    prompt: str | None = None,
     trust: Sequence[str] = (),
 ) -> PublicModel:
     """Read a checkpoint of a known family, or a model that was trained with dxn.
@@ -422,6 +436,8 @@ def read_public(
         source: A file, a folder, or OWNER/NAME on the hub.
         revision: Branch, tag or commit on the hub. Default: the main branch.
         part: Modality of the tower to use, if a checkpoint has one tower per modality.
+        prompt: Name of the prompt that is put before each text, of a checkpoint of
+            sentence-transformers with prompts. Default: its default_prompt_name.
         trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
 
     Raises:
@@ -430,6 +446,13 @@ def read_public(
     # `trust` has an effect only on models that were trained with dxn. The metadata of public
     # checkpoints does not refer to classes.
     checkpoint = read_checkpoint(source, revision=revision, trust=tuple(trust))
+    if checkpoint.sentence is not None:
+        checkpoint = replace(checkpoint, sentence=checkpoint.sentence.choose(prompt))
+    elif prompt is not None:
+        raise UserError(
+            f"weights.prompt: {source} is no model of sentence-transformers with prompts, got "
+            f"{prompt!r}; leave it out"
+        )
     if checkpoint.config.get("quantization_config"):
         raise UserError(
             f"weights: {source}: its weights are quantized (quantization_config in config.json); "
@@ -440,10 +463,14 @@ def read_public(
     except (TypeError, ValueError, AttributeError) as error:
         raise _damaged(source, "a checkpoint", error) from error
     try:
-        if family.heads is not None:
+        # The modules of sentence-transformers do not use the head.
+        if family.heads is not None and checkpoint.sentence is None:
             check_class(checkpoint, family.heads)
         architecture = family.architecture(checkpoint)
         tensor_map = family.tensor_map(checkpoint, architecture)
+        if checkpoint.sentence is not None:
+            parts = with_modules(checkpoint, family, architecture, tensor_map)
+            family, architecture, tensor_map = parts
     except UserError:
         raise
     # Families read required settings and tensors with [...]. A KeyError therefore means that the
@@ -458,6 +485,22 @@ def read_public(
     except Exception as error:
         raise _damaged(source, family.name, error) from error
     return PublicModel(checkpoint, family, architecture, tensor_map)
+
+
+def find_prompt(source: str, names: Sequence[str], *, revision: str | None = None) -> str | None:
+    """Return the first of these names that a prompt of a checkpoint has; None if none has.
+
+    Args:
+        source: See `read_public`.
+        names: Names of prompts.
+        revision: See `read_public`.
+
+    Raises:
+        UserError: If the checkpoint cannot be read.
+    """
+    sentence = read_checkpoint(source, revision=revision).sentence
+    prompts = {} if sentence is None else sentence.prompts
+    return next((name for name in names if name in prompts), None)
 
 
 def find_towers(source: str, *, revision: str | None = None) -> tuple[str, str, float]:

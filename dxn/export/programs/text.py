@@ -51,6 +51,9 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
     owners: list[list[int]] = []
     for raw in raws:
         text = _first(raw, options["max_chars"])
+        prompt = options["prompt"]
+        if prompt:
+            text = prompt + text if isinstance(text, str) else [prompt, *text]
         encoding = tokenizer.encode(
             text, is_pretokenized=isinstance(text, list), add_special_tokens=special
         )
@@ -65,7 +68,9 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
         # The model reads this padding, as in its training.
         num_pads = max(options["pad_to"] - len(columns), 0)
         rows.append([ids[i] for i in columns] + [options["pad_id"]] * num_pads)
-        words = [-1 if word is None else word for word in encoding.word_ids]
+        # The prompt is the word before the first one.
+        first = 1 if prompt and isinstance(text, list) else 0
+        words = [-1 if word is None else max(word - first, -1) for word in encoding.word_ids]
         owners.append([words[i] for i in columns] + [-1] * num_pads)
     mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
     result = {"ids": _padded(rows, mask, 0), "mask": mask}

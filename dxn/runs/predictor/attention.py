@@ -213,7 +213,7 @@ def obstacle_of(model: MultimodalModel, names: Sequence[str]) -> str:
 
 
 def _shares_of(
-    maps: Sequence[Tensor], encoded: Tokens, written: WrittenText | None, pool: str
+    maps: Sequence[Tensor], encoded: Tokens, written: WrittenText | None, pool: str | Sequence[str]
 ) -> Tensor:
     """Return the share (N,) of each column in the pooled vector or in the generated text."""
     if written is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ def load_predictor(
             from_public,
             source,
             revision=weights.revision,
+            prompt=weights.prompt,
             strict=weights.strict,
             device=device,
             dtype=dtype,
@@ -105,11 +107,25 @@ def load_predictor(
     return zero_shot.classifier(predictor, labels, template)
 
 
+def prompted(weights: Weights, names: Sequence[str]) -> Weights:
+    """Return the options of a checkpoint with the first of these prompts that it has.
+
+    A prompt that the user chose is kept.
+    """
+    if weights.source is None or weights.prompt is not None:
+        return weights
+    from dxn.weights.public import find_prompt
+
+    prompt = find_prompt(weights.source, names, revision=weights.revision)
+    return replace(weights, prompt=prompt)
+
+
 def from_public(
     source: str,
     *,
     revision: str | None = None,
     part: str | None = None,
+    prompt: str | None = None,
     strict: bool = True,
     device: str = "cpu",
     dtype: Dtype = "auto",
@@ -124,6 +140,8 @@ def from_public(
         source: Path of a file or folder, or OWNER/NAME on the Hugging Face hub.
         revision: Branch, tag or commit on the hub.
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        prompt: Name of the prompt to put before each text, such as "query", for a checkpoint of
+            sentence-transformers with prompts. Default: its default prompt.
         strict: Whether missing and unexpected tensors are an error.
         device: Device to run on, such as "cuda".
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
@@ -137,7 +155,10 @@ def from_public(
     """
     from dxn.weights import read_public
 
-    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
+    public = read_public(source, revision=revision, part=part, prompt=prompt, trust=tuple(trust))
+    sentence = public.checkpoint.sentence
+    if sentence is not None and (remark := sentence.remark()):
+        print_line(remark, stderr=True)
     # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
     with without_values():
         model, task = _build_public(public, trust, head or {})

@@ -75,10 +75,10 @@ class TargetTokenizer:
                 "tokenizer.special_tokens=true is not supported for target texts, to which the "
                 "begin and end tokens are always added: leave it out"
             )
-        if tokenizer.pad_to or tokenizer.marker is not None:
+        if tokenizer.pad_to or tokenizer.marker is not None or tokenizer.prompt:
             raise ValueError(
-                "tokenizer.pad_to and tokenizer.marker have no effect on target texts: leave them "
-                "out"
+                "tokenizer.pad_to, tokenizer.marker and tokenizer.prompt have no effect on target "
+                "texts: leave them out"
             )
         self.text_tokenizer = TextTokenizer(
             tokenizer,

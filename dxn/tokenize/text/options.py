@@ -27,6 +27,7 @@ class TokenizerOptions:
         pad_token: Token of the vocabulary with which texts are filled up to pad_to.
         marker: Token of the vocabulary that stands for another input, such as <image>: a language
             model reads the tokens of the input in its place. Default: they are before the text.
+        prompt: Text that is put before each text, such as "query: ". Conversations do not get it.
     """
 
     kind: TokenizerKind = "bpe"
@@ -36,6 +37,7 @@ class TokenizerOptions:
     pad_to: Annotated[int, Ge(0)] = 0
     pad_token: str = "<pad>"
     marker: str | None = None
+    prompt: str = ""
 
 
 @options

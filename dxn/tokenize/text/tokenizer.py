@@ -307,7 +307,7 @@ class TextTokenizer(Tokenizer):
         model, but do not affect its output.
         """
         rands = [None] * len(raws) if rands is None else rands
-        texts = [self.reader.first(raw)[0] for raw in raws]
+        texts = [self._prompted(self.reader.first(raw)[0]) for raw in raws]
         # Lists of words are encoded one by one. So are texts of which one cannot be encoded,
         # because its error has to name it. A task that reads long texts in windows needs the
         # coordinates.
@@ -426,6 +426,7 @@ class TextTokenizer(Tokenizer):
         The number of those behind max_chars is estimated.
         """
         text, factor = self.reader.first(raw)
+        text = self._prompted(text)
         is_words = isinstance(text, list)
         special = self.adds_special
         encoding = encode(
@@ -455,8 +456,20 @@ class TextTokenizer(Tokenizer):
                 added[i] = max(int(stops[i] - before), 0) if is_text else 0
         return added
 
+    def _prompted(self, raw: PlainText) -> PlainText:
+        """Return a text after the prompt, if there is one. A chat template has no prompt."""
+        prompt = self.options.prompt
+        if not prompt or self.reader.template is not None:
+            return raw
+        return prompt + raw if isinstance(raw, str) else [prompt, *raw]
+
     def _encode(self, raw: PlainText) -> tuple[list[Token], list[Token], list[Token]]:
-        """Return the special tokens before the text, its own tokens, and those after it."""
+        """Return the special tokens before the text, its own tokens, and those after it.
+
+        Tokens of the prompt have no position in the text.
+        """
+        length = len(plain_text(raw))
+        raw = self._prompted(raw)
         words = raw if isinstance(raw, list) else None
         encoding = encode(
             self.vocabulary,
@@ -475,6 +488,8 @@ class TextTokenizer(Tokenizer):
             ]
         offsets = _with_marks(offsets, plain_text(raw))
         tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
+        if added := len(plain_text(raw)) - length:
+            tokens = [_after(added, token, has_words=words is not None) for token in tokens]
         if not self.adds_special:
             return [], tokens, []
         lead, tail = special_ends(encoding.special_tokens_mask)
@@ -550,6 +565,13 @@ def word_starts(words: Sequence[str]) -> list[int]:
 def _without_coords(tokens: Iterable[Token]) -> list[Token]:
     """Return special tokens with NaN as coordinates, because they have no position in the text."""
     return [(token, NO_COORDS, -1) for token, _, _ in tokens]
+
+
+def _after(added: int, token: Token, *, has_words: bool) -> Token:
+    """Return a token of a text with a prompt, given the number of characters of the prompt."""
+    index, (start, stop), word = token
+    offsets = NO_COORDS if stop <= added else (max(start - added, 0), stop - added)
+    return index, offsets, max(word - has_words, -1)
 
 
 def special_ends(special: Sequence[int]) -> tuple[int, int]:

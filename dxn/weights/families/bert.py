@@ -51,6 +51,9 @@ DISTILBERT_BLOCK: LayerNames = {
     "mlp.down": "ffn.lin2",
     "mlp_norm": "output_layer_norm",
 }
+# A model without a classifier has no vector of a whole text: BERT's pooler was trained to compare
+# two texts, and that of RoBERTa was not trained. sentence-transformers takes the mean, too.
+EMBED_POOL = "mean"
 DISTILBERT_EPS = 1e-12  # a constant in transformers, which config.json does not contain
 MODERNBERT_BLOCK: LayerNames = {
     "attn_norm": "attn_norm",
@@ -82,6 +85,7 @@ def bert_architecture(checkpoint: Checkpoint) -> Architecture:
         backbone={**backbone, "norm": {**backbone["norm"], "place": "post"}},
         # The first token is [CLS] or <s>, which the tokenizer adds. dxn's pooling adds no token.
         fusion={"pool": "first"},
+        embed_pool=EMBED_POOL,
         head={"hidden": "tanh"} if has_dense else {},
         **hf.span_options(checkpoint),
         **hf.classifier_options(checkpoint, output),
@@ -217,6 +221,7 @@ def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": DISTILBERT_EPS, "place": "post"},
         },
         fusion={"pool": "first"},
+        embed_pool=EMBED_POOL,
         head={"hidden": "relu"} if has_dense else {},
         **hf.span_options(checkpoint),
         **classifier,
@@ -299,10 +304,10 @@ def modernbert_architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": eps, "input_norm": False},
             "position": position_options(checkpoint),
         },
-        # classifier_pooling applies to the classifier. It is also used for embeddings of the bare
-        # model, which does not define a pooling.
+        # This applies to the classifier.
         fusion={"pool": "mean" if config["classifier_pooling"] == "mean" else "first"},
         head=head if "head.dense.weight" in checkpoint else {},
+        embed_pool=EMBED_POOL,
         **hf.classifier_options(checkpoint, "classifier"),
     )
 

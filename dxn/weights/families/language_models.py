@@ -138,6 +138,8 @@ def read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention"):
         if config.get(key):
             hf.unsupported(checkpoint, f"{key}={config[key]} in a model of the Llama family")
+    if config.get("is_causal") is False:
+        hf.unsupported(checkpoint, "is_causal=False in a model of the Llama family")
     activation = config.get("hidden_activation") or config["hidden_act"]
     if activation not in ACTIVATIONS:
         hf.unsupported(checkpoint, f"the activation function {activation!r}")
