@@ -146,10 +146,10 @@ def _simple(kind: str, x: Tensor, mask: Tensor) -> Tensor:
         largest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
         return largest.masked_fill(~mask.any(1, keepdim=True), 0)
     if kind == "mean_linear":
-        # Their ratios matter only, so they start at 1 for the first real token. Not in bf16, which
-        # has no odd numbers above 256.
-        weight = (mask.cumsum(1) * mask).float()
-        return _weighted_mean(x.float(), weight).to(x.dtype)
+        # At least float32, because bf16 has no odd numbers above 256.
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        weight = (mask.cumsum(1) * mask).to(exact.dtype)
+        return _weighted_mean(exact, weight).to(x.dtype)
     mean = masked_mean(x, mask)
     return mean * mask.sum(1, keepdim=True).to(x.dtype).sqrt() if kind == "mean_sqrt" else mean
 

@@ -43,7 +43,8 @@ def with_modules(
     # Not an int in some files: 1e30, which means that there is no limit.
     limit = sentence.settings.max_seq_length or checkpoint.tokenizer_max_len
     text["max_len"] = min(text["max_len"], limit or text["max_len"])
-    tokenizer: Options = {**text.get("tokenizer", {})}
+    # The tokenizer decides which, and adds none if it has none to add.
+    tokenizer: Options = {**text.get("tokenizer", {}), "special_tokens": True}
     if sentence.settings.do_lower_case:
         tokenizer["lowercase"] = True
     if sentence.prompt:

@@ -35,6 +35,8 @@ POOLS = (
     "map",
     "first",
     "last",
+    "mean_sqrt",
+    "mean_linear",
     "cls_mean",
     "leading",
     "leading_cat",

@@ -45,6 +45,10 @@ def reference_pooling(pool, led, part, mask):
         "map": lambda: reference_map(pool.map, real),
         "first": lambda: real[0],
         "last": lambda: real[-1],
+        "mean_sqrt": lambda: real.sum(0) / len(real) ** 0.5,
+        "mean_linear": lambda: (
+            sum(i * row for i, row in enumerate(real, 1)) / sum(range(1, len(real) + 1))
+        ),
         "cls": lambda: led[0],
         "cls_mean": lambda: torch.cat([led[0], real.mean(0)]),
         "leading": lambda: led.mean(0),
@@ -130,8 +134,10 @@ def test_other_tokens_attend_to_the_registers():
     [
         (
             {"kind": "median"},
-            "pool must be one of mean, max, cls, attention, map, first, last, .*, got 'median'",
+            "pool must be one of mean, max, first, last, .*, cls, attention, map, .*, got 'median'",
         ),
+        ({"kind": ["mean", "cls"]}, "a list of pool must have some of mean, max, .*, got"),
+        ({"kind": []}, "a list of pool must have some of mean, max, .*, got"),
         ({"kind": "mean", "registers": -1}, "registers must be at least 0, got -1"),
         ({"kind": "cls", "registers": -1}, "registers must be at least 0, got -1"),
     ],
