@@ -351,7 +351,7 @@ class FromWeights(FromRun):
     """
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "weights.source": ["weights.revision", "weights.part", "weights.strict"]
+        "weights.source": ["weights.revision", "weights.part", "weights.prompt", "weights.strict"]
     }
 
     weights: Weights = NO_WEIGHTS

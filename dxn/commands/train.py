@@ -106,7 +106,7 @@ class Train(Data):
     )
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "weights.source": ["weights.revision", "weights.part"],
+        "weights.source": ["weights.revision", "weights.part", "weights.prompt"],
         "weights.source or weights.adapters": ["weights.strict"],
     }
 

@@ -188,6 +188,7 @@ def test_a_fine_tuned_model_keeps_the_pooling_and_the_prompt(tmp_path, monkeypat
     x = [hidden(folder, PROMPTS["query"] + text) for text in TEXTS]
     expected = [np.concatenate([v[-1], v.mean(0)]) for v in x]
     np.testing.assert_allclose(embedded(tmp_path, TEXTS, "run=run"), expected, atol=1e-4)
+    assert main(["embed", "run=run", "weights.prompt=query", "input.text=x"]) == 2
 
 
 REFUSED = {
