@@ -38,7 +38,7 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         judge: Run of a classifier that was trained alone and reads the created values. Texts need
             none.
         temperature: Divisor of the logits of created values; 0 always chooses the most probable
-            token.
+            token. Default: 0 for texts, and 1 for other values.
         guidance: Scale of the classifier-free guidance of created values (arXiv:2207.12598).
             Default: as in dxn generate.
         output: Folder for metrics.json, predictions.csv and tokens.png (default:
@@ -69,7 +69,7 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
     only: Sequence[str] | None = None
     create: str | None = None
     judge: Run = None
-    temperature: Annotated[float, Ge(0)] = 1.0
+    temperature: Annotated[float | None, Ge(0)] = None
     guidance: Annotated[float, Ge(0)] | None = None
     output: Annotated[str | None, OUTPUT_FOLDER] = None
     keep: Sequence[str] = ()

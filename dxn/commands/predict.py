@@ -239,7 +239,9 @@ class Generate(FromWeights, TableInput, Compute):
             table, a folder or a pattern ('photos/*.jpg'), each of whose rows gets a text.
         create: Input that a model of head=any creates (default: the only one that is not given).
         max_new: Maximum number of tokens to generate.
-        temperature: Divisor of the logits; 0 always chooses the most probable token.
+        temperature: Divisor of the logits; 0 chooses the most probable text. Default: that of a
+            language model (1 unless its checkpoint names another one), and otherwise 0; with
+            head=any, 0 for texts and 1 for other values.
         top_k: Sample from this number of most probable tokens (default: all).
         top_p: Sample from the most probable tokens with this total probability (arXiv:1904.09751).
         guidance: Scale of the classifier-free guidance of a model of head=any: larger values follow
@@ -257,7 +259,7 @@ class Generate(FromWeights, TableInput, Compute):
         'dxn generate weights=openai-community/gpt2 prompt="Once upon a time" top_p=0.9',
         'dxn generate run=RUN prompt="Which is larger, 17 or 52?" system="Answer briefly."',
         "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
-        "dxn generate run=RUN input.image=photo.jpg temperature=0",
+        "dxn generate run=RUN input.image=photo.jpg",
         'dxn generate run=RUN input=photos/ prompt="Describe the picture." output=texts.csv',
         'dxn generate run=RUN input.text="a seven" output=seven.png',
     )
@@ -271,7 +273,7 @@ class Generate(FromWeights, TableInput, Compute):
     input: Input | None = None
     create: str | None = None
     max_new: Count = 200
-    temperature: Annotated[float, Ge(0)] = 1.0
+    temperature: Annotated[float | None, Ge(0)] = None
     top_k: Count | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     guidance: Annotated[float, Ge(0)] | None = None

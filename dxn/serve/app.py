@@ -199,7 +199,7 @@ async def _generate(request: Request, body: GenerationBody, service: Service) ->
             writer.text_of(sample.get(PROMPT, ""), sample=sample) if writer.takes_prompt else Text()
             for sample in samples
         ]
-        samplers = body.samplers(len(texts), body.seed, service.predictor.device)
+        samplers = body.samplers(service.predictor, len(texts), body.seed)
         for text, new_sampler in zip(texts, samplers, strict=True):
             # Here, so that a text that cannot be encoded does not affect others.
             if writer.takes_prompt:
@@ -247,7 +247,7 @@ async def _create(request: Request, body: CreationBody, service: Service) -> Res
     reader = predictor.tokenizers[name].reader
 
     def make_values() -> list[Text]:
-        samplers = body.samplers(count, body.seed, predictor.device)
+        samplers = body.samplers(predictor, count, body.seed, name)
         return [Text(create=name, guidance=body.guidance, new_sampler=new) for new in samplers]
 
     async def data_of(key: str, value: Any) -> dict[str, Any]:

@@ -381,7 +381,7 @@ class OpenAI:
                 # The model does not read the last token.
                 text.max_new = min(limit, self._max_len + 1 - len(text.prompt_ids))
             seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
-            samplers = body.samplers(count, seed, self.predictor.device)
+            samplers = body.samplers(self.predictor, count, seed)
             return [
                 replace(prompts[i // body.n], new_sampler=new_sampler)
                 for i, new_sampler in enumerate(samplers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -22,7 +21,7 @@ from dxn.core.schema import SENTENCES
 from dxn.core.untrusted import shortened
 from dxn.models.decoding.search import Sampler
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.writing import MAX_SCALE, MAX_SEED, Writer, make_samplers
+from dxn.runs.predictor.writing import MAX_SCALE, MAX_SEED, Writer, make_samplers, usual_sampling
 from dxn.serve.answers import KINDS, Refusal
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import takes_text
@@ -81,11 +80,12 @@ class Sampling(BaseModel):
     """Options of a request that generates texts."""
 
     model_config = STRICT
-    temperature: float = Field(
-        1.0,
+    temperature: float | None = Field(
+        None,
         ge=0,
         le=MAX_SCALE,
-        description="Divisor of the logits; 0 always chooses the most probable token.",
+        description="Divisor of the logits; 0 chooses the most probable text (default: as in dxn "
+        "generate).",
     )
     top_k: int | None = Field(
         None, ge=1, description="Sample from this number of most probable tokens."
@@ -102,21 +102,24 @@ class Sampling(BaseModel):
 
     @validator("temperature")
     @classmethod
-    def _not_tiny(cls, value: float) -> float:
+    def _not_tiny(cls, value: float | None) -> float | None:
         # The scores are divided by it, and would overflow.
-        if 0 < value < MIN_TEMPERATURE:
+        if value is not None and 0 < value < MIN_TEMPERATURE:
             raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value:g}")
         return value
 
-    def samplers(self, count: int, seed: int, device: torch.device) -> list[Callable[[], Sampler]]:
+    def samplers(
+        self, predictor: Predictor, count: int, seed: int, create: str = ""
+    ) -> list[Callable[[], Sampler] | None]:
         """Return what makes the sampler of each of `count` texts, see `make_samplers`."""
         return make_samplers(
             count,
+            usual=usual_sampling(predictor.model, predictor.task, create),
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             seed=seed,
-            device=device,
+            device=predictor.device,
         )
 
 

@@ -169,7 +169,8 @@ class Service:
                 text.on_end = partial(send, text)
             # Only texts and values for samples with the same options are generated together.
             first = texts[0]
-            shared = (WRITE, first.max_new, first.create, first.guidance)
+            is_sampled = first.new_sampler is not None
+            shared = (WRITE, first.max_new, first.create, first.guidance, is_sampled)
             kind = shared if self.engine.steps is None else WRITE
             job = self.engine.submit(kind, texts, count)
             hand_over(job)

@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -99,10 +100,16 @@ class LanguageHead(nn.Module):
         )
 
 
-class EndsState(Strict):
-    """The end tokens in a model folder, which may come from an untrusted source."""
+class WritingState(Strict):
+    """How texts are generated, in a model folder, which may come from an untrusted source."""
 
     ends: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1000)] = Field(
+        default_factory=list
+    )
+    sampling: dict[Literal["temperature", "top_k", "top_p"], Annotated[float, Ge(0), Le(1e6)]] = (
+        Field(default_factory=dict)
+    )
+    unused: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=100)] = Field(
         default_factory=list
     )
 
@@ -123,9 +130,11 @@ class NextToken(Target):
         max_len: Maximum number of tokens of a text. `bind` sets it.
         ends: Ids of the tokens that end a text, of a public checkpoint. Empty: the tokenizer has
             one by its name, see `dxn.tokenize.text.vocabulary.ENDS`.
+        sampling: See `Target`.
+        unused: See `Target`.
     """
 
-    State = EndsState
+    State = WritingState
     source = "stream"
     limit = ("an answer", "adapters.text.max_len")
 
@@ -133,6 +142,8 @@ class NextToken(Target):
         self.input = ""
         self.others: tuple[str, ...] = ()
         self.ends: list[int] = []
+        self.sampling: dict[str, float] = {}
+        self.unused: list[str] = []
         self.end: int | None = None
         self.marks = (0, 0)
         self.max_len = 0

@@ -52,6 +52,8 @@ class Target(CheckedMembers):
         limit: What is cut in long samples, and the option that cuts it, for messages, see `kept`.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
         ends: Ids of the tokens that end a text, of a public checkpoint.
+        sampling: Default temperature, top_k and top_p of generated texts, of a public checkpoint.
+        unused: Further options of a public checkpoint that generated texts do not follow.
     """
 
     State: ClassVar[type[Strict]] = Strict
@@ -68,6 +70,8 @@ class Target(CheckedMembers):
     limit: tuple[str, str] = ("", "")
     separator: str = "|"
     ends: Sequence[int] = ()
+    sampling: Mapping[str, float] = MappingProxyType({})
+    unused: Sequence[str] = ()
 
     @property
     def labels(self) -> Sequence[str] | None:

@@ -42,7 +42,38 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=100_000_000)]], Field(max_length=10_000)]
 Id = Annotated[int, Field(ge=-1, le=100_000_000)]  # some files have -1 for none
+Pair = Annotated[list[Id | None], Field(min_length=2, max_length=2)]
 Count = Annotated[int, Field(ge=0, le=100_000_000)]
+
+
+# Options of transformers that change generated texts and that dxn does not have, and their values
+# without effect besides null and false.
+FOREIGN = {
+    "constraints": (),
+    "diversity_penalty": (0.0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": (),
+    "guidance_scale": (1.0,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0.0,),
+    "sequence_bias": (),
+    "stop_strings": (),
+    "token_healing": (),
+    "watermarking_config": (),
+}
+# Those that change sampled texts only.
+FOREIGN_SAMPLING = {
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "min_p": (0.0,),
+    "top_h": (),
+    "typical_p": (1.0,),
+}
+USUAL_TOP_K = 50  # of a sampled text, if no file has another number
+FILE = "generation_config.json"
 
 
 class GenerationConfig(Strict):
@@ -68,6 +99,14 @@ class GenerationConfig(Strict):
         length_penalty: Exponent of the length by which a score is divided.
         lang_to_id: Id of the token of each language, of Whisper.
         no_timestamps_token_id: Id of the token for texts without times, of Whisper.
+        language: Language of all texts, of Whisper: a token of it, or its code.
+        task: What is written, of Whisper: transcribe or translate.
+        forced_decoder_ids: Position and id of the first tokens, in old files of Whisper.
+        do_sample: Whether tokens are sampled. Otherwise, the most probable text is generated.
+        temperature: Divisor of the logits, if tokens are sampled.
+        top_k: Number of most probable tokens to sample from; 0: all.
+        top_p: Total probability of the tokens to sample from.
+        foreign: Values of `FOREIGN` and `FOREIGN_SAMPLING` that have an effect.
     """
 
     bos_token_id: Id | None = None
@@ -89,6 +128,44 @@ class GenerationConfig(Strict):
     length_penalty: float | None = None
     lang_to_id: dict[str, Id] | None = None
     no_timestamps_token_id: Id | None = None
+    language: str | None = None
+    task: str | None = None
+    forced_decoder_ids: Annotated[list[Pair], Field(max_length=100)] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: Count | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    foreign: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The usual temperature, top_k and top_p. {}: the files do not say whether to sample."""
+        if self.do_sample is None:
+            return {}
+        if not self.do_sample:
+            return {"temperature": 0.0}
+        result = {"temperature": 1.0 if self.temperature is None else self.temperature}
+        if top_k := USUAL_TOP_K if self.top_k is None else self.top_k:
+            result["top_k"] = top_k
+        if self.top_p:
+            result["top_p"] = self.top_p
+        return result
+
+    @property
+    def not_of_language_models(self) -> list[str]:
+        """The options that a language model of dxn does not have, with their values."""
+        neutral = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+        neutral |= {"min_length": 0, "min_new_tokens": 0}
+        lists = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+        forced = ("forced_bos_token_id", "forced_eos_token_id")
+        used = {name: getattr(self, name) for name in (*neutral, *lists, *forced)}
+        others = {n: v for n, v in used.items() if v not in (None, []) and v != neutral.get(n)}
+        return [option_of(name, value) for name, value in {**others, **self.foreign}.items()]
+
+
+def option_of(name: str, value: Any) -> str:
+    """Return an option of a generation for a message."""
+    return f"{name}={shortened(value)} in {FILE}"
 
 
 @dataclass(frozen=True)
@@ -137,7 +214,7 @@ class Checkpoint:
         Raises:
             UserError: If a value is invalid.
         """
-        path = Path(self.source) if self.folder is None else self.folder / "generation_config.json"
+        path = Path(self.source) if self.folder is None else self.folder / FILE
         content = read_json(path) if self.folder is not None else {}
         # Older checkpoints have these values in config.json, models with two towers in a group. The
         # library uses the default values only without generation_config.json.
@@ -145,8 +222,16 @@ class Checkpoint:
         text = config.get("text_config") or {}
         values: dict[str, Any] = {}
         for name in GenerationConfig.model_fields:
-            candidates = (settings.get(name) for settings in (content, config, text))
+            # Other families have other settings of these names in config.json.
+            places = (content,) if name in ("language", "task") else (content, config, text)
+            candidates = (settings.get(name) for settings in places)
             values[name] = next((value for value in candidates if value is not None), None)
+        foreign = {**FOREIGN, **(FOREIGN_SAMPLING if values["do_sample"] else {})}
+        values["foreign"] = {
+            name: content[name]
+            for name, neutral in foreign.items()
+            if content.get(name) not in (None, False, *neutral)
+        }
         ends = values["eos_token_id"]
         values["eos_token_id"] = ends if isinstance(ends, list) else [] if ends is None else [ends]
         return validated(GenerationConfig, values, f"weights: {path}")

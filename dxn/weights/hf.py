@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.checkpoint import Checkpoint, option_of
 from dxn.weights.conversions import (
     LayerNames,
     copied,
@@ -199,6 +199,11 @@ def writing_options(checkpoint: Checkpoint, max_len: int) -> Options:
         UserError: If dxn does not support a value.
     """
     generation = checkpoint.generation
+    # The head writes the most probable text.
+    if generation.do_sample:
+        unsupported(checkpoint, f"{option_of('do_sample', True)} of a model with a decoder")
+    for name, value in generation.foreign.items():
+        unsupported(checkpoint, option_of(name, value))
     start = (generation.decoder_start_token_id, generation.bos_token_id, generation.pad_token_id)
     begin = [i for i in start if i is not None and i >= 0][:1]
     if generation.forced_bos_token_id is not None:
@@ -232,8 +237,9 @@ def rules(checkpoint: Checkpoint, num_begin: int) -> Options:
         shortest = generation.min_new_tokens + 1
     if generation.max_new_tokens is not None:
         longest = generation.max_new_tokens + 1
-    # A list of several tokens forbids only their sequence.
     words = [ids[0] for ids in generation.bad_words_ids or [] if len(ids) == 1]
+    if len(words) < len(generation.bad_words_ids or []):
+        unsupported(checkpoint, "bad_words_ids of several tokens in generation_config.json")
     return {
         "forbidden": sorted({*words, *(generation.suppress_tokens or [])}),
         "forbidden_first": generation.begin_suppress_tokens or [],

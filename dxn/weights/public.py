@@ -47,7 +47,8 @@ TASKS = {
     "detect": "dxn.tasks.Detect",
     "segment": "dxn.tasks.Segment",
 }
-WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
+# What targets keep of a checkpoint, by their task: how it generates texts.
+KEPT = {"language": ("ends", "sampling", "unused")}
 DECODER = "dxn.models.Decoder"
 EMBEDDING = ".embedding.weight"
 REGISTERS = "fusion.pool.tokens"  # the class token and the registers
@@ -167,11 +168,15 @@ class PublicModel:
     def task_state(self) -> dict[str, Any]:
         """Return the state of the task in `plan()`, for `Target.load`. {}: it has none."""
         arch = self.architecture
-        if self.family.is_dxn and arch.task in WITH_ENDS:
+        if self.family.is_dxn and arch.task in KEPT:
             assert self.checkpoint.folder is not None
-            return {"ends": load_json(self.checkpoint.folder / LABELS).get("ends", [])}
-        if arch.task in WITH_ENDS:
-            return {"ends": [i for i in self.checkpoint.generation.eos_token_id if i >= 0]}
+            state = load_json(self.checkpoint.folder / LABELS)
+            return {name: state[name] for name in KEPT[arch.task] if name in state}
+        if arch.task in KEPT:
+            generation = self.checkpoint.generation
+            ends = [i for i in generation.eos_token_id if i >= 0]
+            unused = generation.not_of_language_models
+            return {"ends": ends, "sampling": generation.sampling, "unused": unused}
         labels = {} if arch.labels is None else {"labels": list(arch.labels)}
         return {**labels, **arch.state}
 

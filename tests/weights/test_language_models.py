@@ -56,6 +56,25 @@ def continued(peer, prompt, ends):
     return " ".join(f"w{i}" for i in (found[:-1] if found[-1] in ends else found))
 
 
+def test_texts_are_sampled_as_generation_config_says(tmp_path, capsys):
+    save(tmp_path)
+    path = tmp_path / "generation_config.json"
+    settings = json.loads(path.read_text())
+
+    def generated(*options, **changes):
+        path.write_text(json.dumps({**settings, **changes}))
+        assert main(["generate", f"weights={tmp_path}", "prompt=w5 w7", *options]) == 0
+        return capsys.readouterr()
+
+    cold = generated("temperature=0").out
+    assert generated().out != cold == generated(do_sample=False).out
+    rare = {"do_sample": True, "temperature": 0.9, "top_k": 7}
+    assert generated(**rare).out == generated("temperature=0.9", "top_k=7").out != cold
+    told = generated("temperature=0", repetition_penalty=1.2)
+    assert told.out == cold
+    assert "dxn does not use repetition_penalty=1.2 in generation_config.json" in told.err
+
+
 @pytest.mark.parametrize("name", exhaustive_except(SIZES, "tied"))
 def test_prompts_of_different_lengths_are_continued_as_by_transformers(name, tmp_path):
     peer = save(tmp_path, **SIZES[name])

@@ -1,10 +1,12 @@
 """Whisper: the texts of sounds against those of transformers, and what a run keeps."""
 
 import itertools
+import json
 
 import pytest
 import soundfile
 import torch
+import transformers
 from helpers.exhaustive import exhaustive_except
 from helpers.runs import train
 from helpers.saving import changed_and_saved, load_complete
@@ -84,6 +86,42 @@ def test_texts_are_those_of_transformers(name, beams, end, tmp_path):
     model = loaded(tmp_path, beams=beams, **head)
     assert texts_of(model, sounds) == expected
     assert len(set(expected)) == len(expected)
+
+
+GENERATION = {
+    "language": {"language": "de"},
+    "task": {"task": "translate", "language": "<|en|>"},
+    "ids": {"forced_decoder_ids": [[1, IDS["<|haw|>"]], [2, IDS["<|translate|>"]]]},
+    "no ids": {"forced_decoder_ids": [[1, None], [2, IDS["<|transcribe|>"]]]},
+}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_the_language_and_the_task_of_generation_config_are_used(name, tmp_path, capsys):
+    peer = save_whisper(tmp_path)
+    sounds = noises(*SOUNDS)
+    usual = written(peer, tmp_path, sounds, task="transcribe")
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **GENERATION[name]}))
+    peer.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
+    expected = written(peer, tmp_path, sounds)
+    assert (expected == usual) == (name == "no ids")
+    assert texts_of(loaded(tmp_path), sounds) == expected
+    soundfile.write(tmp_path / "a.wav", sounds[0], RATE, "FLOAT")
+    command = ["generate", f"weights={tmp_path}", f"input={tmp_path / 'a.wav'}", "dtype=float32"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.strip() == expected[0]
+
+
+@pytest.mark.parametrize(
+    "option", [{"do_sample": True}, {"num_beam_groups": 2}, {"bad_words_ids": [[1, 2]]}]
+)
+def test_an_option_of_generation_config_without_effect_is_refused(option, tmp_path):
+    save_whisper(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **option}))
+    with pytest.raises(UserError, match=f"dxn does not support {next(iter(option))}"):
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize("beams", exhaustive_except([1, 3], 1))

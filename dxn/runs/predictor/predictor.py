@@ -359,7 +359,7 @@ class Predictor:
         inputs: Values | Sequence[Values] | Samples | None = None,
         count: int = 1,
         max_new: int = 200,
-        temperature: float = 0.0,
+        temperature: float | None = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
@@ -377,7 +377,8 @@ class Predictor:
                 it reads before the prompt; one sample or one prompt goes with all others.
             count: Number of texts per prompt or sample.
             max_new: Maximum number of tokens to generate.
-            temperature: Divisor of the logits. 0: the most probable tokens.
+            temperature: Divisor of the logits. 0: the most probable text, as in `predict`. None: as
+                in `dxn generate`, which samples the texts of language models only.
             top_k: Sample from this number of most probable tokens. Default: all.
             top_p: Sample from the most probable tokens with this total probability. Default: all.
             seed: Random seed of sampling.
@@ -393,7 +394,7 @@ class Predictor:
             UserError: If the model does not generate text, or cannot use what it gets.
         """
         from dxn.runs.predictor.generating import texts_to_write
-        from dxn.runs.predictor.writing import Writer, make_samplers
+        from dxn.runs.predictor.writing import Writer, make_samplers, usual_sampling
 
         writer = Writer(self.model, self.task)
         texts = texts_to_write(
@@ -401,6 +402,7 @@ class Predictor:
         )
         samplers = make_samplers(
             len(texts),
+            usual=usual_sampling(self.model, self.task),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -433,7 +435,7 @@ class Predictor:
         inputs: Values | Sequence[Values] | Samples,
         *,
         count: int = 1,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         guidance: float | None = None,
@@ -446,7 +448,8 @@ class Predictor:
             name: Name of the input.
             inputs: Sample with other inputs, or several.
             count: Number of values per sample.
-            temperature: Divisor of the logits. 0: the most probable tokens.
+            temperature: Divisor of the logits. 0: the most probable tokens. Default: 0 for texts,
+                and 1 for other values.
             top_k: Sample from this number of most probable tokens. Default: all.
             top_p: Sample from the most probable tokens with this total probability. Default: all.
             guidance: Scale of the classifier-free guidance (arXiv:2207.12598): larger values follow
@@ -464,11 +467,12 @@ class Predictor:
                 option is out of range.
         """
         from dxn.runs.predictor.generating import values_to_create
-        from dxn.runs.predictor.writing import Writer, make_samplers
+        from dxn.runs.predictor.writing import Writer, make_samplers, usual_sampling
 
         values = values_to_create(self, name, inputs, count=count, guidance=guidance)
         samplers = make_samplers(
             len(values),
+            usual=usual_sampling(self.model, self.task, name),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,

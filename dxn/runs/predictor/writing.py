@@ -65,6 +65,7 @@ class Text:
             texts.
         guidance: Scale of the classifier-free guidance of a created input.
         new_sampler: Function that returns the sampler of this text, which chooses its next token.
+            None: the search of the task, or the most probable token.
         on_text: Function that is called with each new part of the text, or with an unfinished value
             of another kind, while it is generated.
         on_end: Function that is called when the text is complete, although others of its batch may
@@ -86,7 +87,7 @@ class Text:
     samples: Samples | None = None
     create: str = ""
     guidance: float | None = None
-    new_sampler: Callable[[], Sampler] = lambda: greedy
+    new_sampler: Callable[[], Sampler] | None = None
     on_text: Callable[[Any], None] | None = None
     on_end: Callable[[], None] | None = None
     is_cancelled: bool = False
@@ -102,7 +103,7 @@ class Text:
         self.text = ""
         self.ids = []
         self.is_complete = self.is_stopped = False
-        self.sampler = self.new_sampler()
+        self.sampler = greedy if self.new_sampler is None else self.new_sampler()
 
     @property
     def is_done(self) -> bool:
@@ -174,23 +175,59 @@ class Text:
             self.on_text(rest)
 
 
+def usual_sampling(model: MultimodalModel, task: Task, create: str = "") -> dict[str, float]:
+    """Return the default options of sampling of a model: temperature, top_k and top_p.
+
+    A transcript, a translation or a caption has one most probable text. Only language models and
+    created values other than texts are sampled.
+
+    Args:
+        model: The model.
+        task: Its task.
+        create: Name of the input that is created, if any.
+    """
+    if create:
+        return {"temperature": 0.0 if model.adapter(create).has_vocabulary else 1.0}
+    # A language model with further inputs describes them.
+    is_sampled = not task.writes and len(model.inputs) == 1
+    return {"temperature": float(is_sampled), **task.target.sampling}
+
+
 def make_samplers(
     count: int,
     *,
-    temperature: float,
+    usual: Mapping[str, float],
+    temperature: float | None,
     top_k: int | None,
     top_p: float | None,
     seed: int,
     device: torch.device,
-) -> list[Callable[[], Sampler]]:
+) -> list[Callable[[], Sampler] | None]:
     """Return the function that makes the sampler of each text, see `Text.new_sampler`.
 
     Each text has a seed of its own, so that equal prompts get different texts, and a text does not
     depend on the others.
 
+    Args:
+        count: Number of texts.
+        usual: See `usual_sampling`.
+        temperature: Divisor of the logits. None: the usual one, or 1 if top_k or top_p is set.
+        top_k: Number of most probable tokens to sample from. None: the usual one.
+        top_p: Total probability of the tokens to sample from. None: the usual one.
+        seed: Random seed.
+        device: Device of the logits.
+
     Raises:
         UserError: If an option is out of range.
     """
+    if temperature is None:
+        is_chosen = top_k is not None or top_p is not None
+        temperature = usual.get("temperature") or float(is_chosen)
+    if temperature == 0:
+        return [None] * count
+    if top_k is None and "top_k" in usual:
+        top_k = int(usual["top_k"])
+    top_p = usual.get("top_p") if top_p is None else top_p
     new = partial(make_sampler, temperature, top_k=top_k, top_p=top_p, device=device)
     try:
         new()
@@ -369,7 +406,8 @@ class Writer:
         """Generate texts. A text does not depend on the others, and not on the batch size.
 
         Args:
-            texts: The texts. All of them create the same input with the same guidance, or none.
+            texts: The texts. All of them create the same input with the same guidance, or none. All
+                are sampled, or none.
             batch_size: Number of texts that are generated together.
 
         Returns:
@@ -423,13 +461,18 @@ class Writer:
         )
 
     def remark(self, texts: Sequence[Text]) -> str:
-        """Return which prompts of texts are too long. "": none."""
+        """Return which prompts of texts are too long, and what is not used. "": neither."""
         prompts = [*{text.prompt: text for text in texts}.values()]
         notes = {i: note for i, text in enumerate(prompts, 1) if (note := self.note(text))}
-        if not notes or len(prompts) == 1:
-            return notes.get(1, "")
-        number, first = next(iter(notes.items()))
-        return f"{len(notes)} of {len(prompts)} prompts are too long; prompt {number}: {first}"
+        lines = [f"dxn does not use {option}" for option in self.task.target.unused]
+        if notes and len(prompts) == 1:
+            lines.append(notes[1])
+        elif notes:
+            number, first = next(iter(notes.items()))
+            lines.append(
+                f"{len(notes)} of {len(prompts)} prompts are too long; prompt {number}: {first}"
+            )
+        return "; ".join(lines)
 
     def decoder_of(self, text: Text) -> Decode:
         """Return the function that decodes the new tokens of a text of a language model."""
@@ -463,15 +506,16 @@ class Writer:
         batch = to_device(samples.collate(items), self._device)
         encoded, _ = self.model.encode(self.model.embed(batch))
         tokenizer = getattr(task, "tokenizer", None)
-        options: dict[str, Any] = {"sampler": texts[0].sampler}
+        options: dict[str, Any] = {}
         if texts[0].create:
             options["sampler"] = BatchSampler([text.sampler for text in texts])
             options |= {"guidance": texts[0].guidance, "on_step": show_unfinished(texts)}
             write = partial(task.create, name=texts[0].create)
         else:
             write = partial(task.write, max_new=texts[0].max_new)
+            if texts[0].new_sampler is not None:
+                options["sampler"] = batch_sampler(texts)
         if tokenizer is not None:
-            options["sampler"] = batch_sampler(texts)
             options["on_tokens"] = partial(pass_on, texts, tokenizer.decode)
         try:
             results = write(self.model.head, encoded, **options)

@@ -11,6 +11,7 @@ decoder or without its tokenizer.json is only an encoder.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 
 from dxn.core.files import TARGET_TOKENIZER
 from dxn.weights import hf
-from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.checkpoint import Checkpoint, option_of
 from dxn.weights.conversions import (
     LayerNames,
     blocks,
@@ -28,6 +29,7 @@ from dxn.weights.conversions import (
     without_leading_rows,
 )
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.tokenizers import read_tokenizer
 
 # Names of the layers of a block in BART and Whisper, and of those of a decoder besides.
 BART_BLOCK: LayerNames = {
@@ -61,6 +63,8 @@ DECODER = "head.decoder"
 WHISPER_BASE = ("encoder.conv1.weight", "model")
 TOKENIZER = "tokenizer.json"
 LANGUAGE, TASK, NO_TIMES = "<|{language}|>", "<|{task}|>", "<|notimestamps|>"  # before a text
+TASKS = ("transcribe", "translate")
+CODE = "[a-z]{2,3}"  # of a language
 ENGLISH_ROWS = 51864  # tokens of the models that know only English, which have no such tokens
 WHISPER_NORM = {"eps": 1e-5}  # a constant in transformers, which config.json does not contain
 MAX_SECONDS = 7200.0  # a longer file would need much memory
@@ -249,15 +253,40 @@ def whisper_text(checkpoint: Checkpoint, max_len: int) -> Options:
         *([] if is_english else [LANGUAGE, TASK]),
         NO_TIMES if no_times is None else no_times,
     ]
-    task = "" if is_english else "transcribe"
+    language, task = whisper_language(checkpoint)
+    if is_english and (language or task):
+        hf.unsupported(checkpoint, f"language={language!r} and task={task!r} of an English model")
+    if not is_english:
+        task = task or "transcribe"
     return {
         **options,
+        "language": language,
         "share_tokenizer": False,
         "marks": {**options["marks"], "begin": begin, "task": task},
         # The library counts only the tokens after these in the length of a score.
         "rules": {**hf.rules(checkpoint, len(begin)), "length_offset": 0},
         "label_smoothing": 0.0,
     }
+
+
+def whisper_language(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return the language and the task that generation_config.json sets for all texts, or ""."""
+    generation = checkpoint.generation
+    language, task = (generation.language or "").strip("<|>"), generation.task or ""
+    # Older files have the ids of tokens, which the library ignores if there are names.
+    ids = [] if language or task else [i for _, i in generation.forced_decoder_ids or []]
+    ids = [i for i in ids if i not in (None, generation.no_timestamps_token_id)]
+    tokenizer = read_tokenizer(checkpoint.folder) if ids and checkpoint.folder else None
+    for index in ids:
+        token = (tokenizer and tokenizer.id_to_token(index)) or ""
+        name = token.strip("<|>")
+        if name in TASKS:
+            task = name
+        elif re.fullmatch(CODE, name) and token != name:
+            language = name
+        elif token != NO_TIMES:
+            hf.unsupported(checkpoint, option_of("forced_decoder_ids", ids))
+    return language, task
 
 
 def whisper_audio(checkpoint: Checkpoint) -> Options:
