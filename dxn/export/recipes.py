@@ -66,6 +66,7 @@ def audio_recipe(tokenizer: AudioTokenizer) -> Recipe:
         "n_fft": spectrogram.n_fft,
         "hop_length": spectrogram.hop_length,
         "num_frames": options.num_frames,
+        "pad": options.pad,
         "filters": spectrogram.filters().tolist(),
     }
     if options.frontend == "mel":

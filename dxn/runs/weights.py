@@ -222,12 +222,18 @@ def _set_adapter_options(
         node = public.architecture.adapters[public.adapter_key(key, modality) or ""]
         # The options of an adapter with an encoder are those of the adapter that reads the input.
         options = node.get("adapter") or node
+        replaced: Config = {}
+        if not _has_decoder(merger.values["head"], public):
+            replaced = public.architecture.encoder.get(public.adapter_key(key, modality) or "", {})
         for name in _leaves(options):
             _, value = lookup(options, name)
             is_language_model = public.architecture.writes and not public.architecture.decoder
             if name == "max_len" and is_language_model:
                 value = value if public.family.is_dxn else min(value, MAX_WINDOW)
+            value = replaced.get(name, value)
             merger.set(f"adapters.{key}.{name}", value, fixed=is_below(name, fixed))
+        for name in replaced.keys() - set(_leaves(options)):
+            merger.set(f"adapters.{key}.{name}", replaced[name], fixed=False)
         if options is not node:
             inner = {**merger.values["adapters"][key], "dim": options["dim"]}
             dim = public.architecture.dim
@@ -288,6 +294,13 @@ def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:
     # The decoder is not a group of its own but an option of the head, so it is compared separately.
     if not any(key.startswith("head.decoder") for key in merger.chosen):
         _use_decoder(merger, parts.head)
+
+
+def _has_decoder(head: Config, public: PublicModel) -> bool:
+    """Whether a head of the configuration has the class of a checkpoint with a decoder."""
+    if not public.architecture.decoder or public.family.is_dxn:
+        return False
+    return head["_target_"] == public.plan().head["_target_"]
 
 
 def _use_decoder(merger: _OptionMerger, saved: Config) -> None:

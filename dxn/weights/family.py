@@ -88,6 +88,8 @@ class Architecture:
         state: State of the task, for `Target.load`, if it consists of other values than labels.
         embed_pool: Pooling of a model that only embeds, in place of that of `fusion` and the layers
             of `head`, which are for the training of a classifier. Default: the same.
+        encoder: Options of adapters that replace others in a training without the decoder, by the
+            adapter's key and their dotted name.
     """
 
     dim: int
@@ -101,6 +103,7 @@ class Architecture:
     task: str = "classify"
     state: Options = field(default_factory=dict)
     embed_pool: str | None = None
+    encoder: dict[str, Options] = field(default_factory=dict)
 
     @property
     def writes(self) -> bool:

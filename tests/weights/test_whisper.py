@@ -245,6 +245,35 @@ def test_a_run_starts_from_all_weights_and_transcribes_as_the_public_model(tmp_p
     assert texts_of(run, sounds) == texts_of(public, sounds)
 
 
+def test_a_classifier_reads_a_short_sound_without_the_silence_after_it(tmp_path):
+    save_whisper(tmp_path / "public")
+    sounds = noises(*LONG, *SOUNDS)
+    save_table(tmp_path, sounds)
+    rows = [f"{i}.wav,{'ab'[i % 2]}" for i in range(len(sounds))]
+    (tmp_path / "table.csv").write_text("\n".join(["audio,label", *rows]))
+    path = f"data.path={tmp_path / 'table.csv'}"
+    train(
+        tmp_path / "run",
+        *(*FAST, path, "target=label", "head=classify", f"weights={tmp_path / 'public'}"),
+    )
+    run = dxn.load(tmp_path / "run", dtype="float32")
+    inputs = [{"audio": (sound, RATE)} for sound in sounds]
+    samples = run.samples(inputs)
+    lengths = [int(samples[0, i]["audio"]["lengths"]) for i in range(len(sounds))]
+    hop = RATE // 100
+    whole = [parts_of(sound) for sound in sounds]
+    parts = [[part for part in each if len(part) > 0.1 * RATE or len(each) == 1] for each in whole]
+    assert lengths == [sum(-(-len(part) // hop) for part in each) for each in parts]
+    # Clips of one window, and clips of several, alone and beside longer ones.
+    vectors = run.embed(inputs)
+    for i, one in enumerate(inputs):
+        torch.testing.assert_close(run.embed([one])[0], vectors[i], atol=1e-5, rtol=0)
+    padded = loaded(tmp_path / "public").samples(inputs)
+    for i, length in enumerate(lengths):
+        ours, theirs = samples[0, i]["audio"]["features"], padded[0, i]["audio"]["features"]
+        torch.testing.assert_close(ours, theirs[:length], atol=1e-6, rtol=0)
+
+
 def test_the_losses_of_a_training_are_those_of_transformers(tmp_path):
     peer = save_whisper(tmp_path).train()
     sounds = noises(*SOUNDS)

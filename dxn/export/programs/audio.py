@@ -72,7 +72,8 @@ def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str,
     # Padding takes no part in the normalization of a clip.
     is_silent = options["normalize"] != "clip" and options["frontend"] == "mel"
     padding = math.log(options["floor"]) if is_silent else 0.0
-    rows = [_fixed_length(row, options.get("num_frames"), padding) for row in rows]
+    if options.get("pad", True):
+        rows = [_fixed_length(row, options.get("num_frames"), padding) for row in rows]
     lengths = np.array([len(row) for row in rows], np.int64)
     features = np.zeros((len(rows), int(lengths.max()), rows[0].shape[1]), np.float32)
     for padded, row in zip(features, rows, strict=True):
@@ -128,11 +129,15 @@ def _mel(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
 def _whisper(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     half, count = options["n_fft"] // 2, options["num_frames"]
     if count is not None:
-        samples = _fixed_length(samples, count * options["hop_length"])
+        length = count * options["hop_length"]
+        if not options["pad"]:
+            count = min(max(-(-len(samples) // options["hop_length"]), 1), count)
+            length = min(length, len(samples) + 2 * options["n_fft"])
+        samples = _fixed_length(samples, length)
     samples = np.pad(samples, (0, max(half + 1 - len(samples), 0)))
     power = _power(np.pad(samples, half, mode="reflect"), options)[:-1]
     log = np.log10(np.maximum(power @ np.array(options["filters"]), 1e-10))
-    return (np.maximum(log, log.max() - 8) + 4) / 4
+    return ((np.maximum(log, log.max() - 8) + 4) / 4)[:count]
 
 
 def _kaldi(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -111,6 +112,7 @@ class AudioAdapter(Adapter):
                 f"and frame_size={frame_size}"
             )
         self.window = self.window_frames // frame_size
+        self.pads_windows = bool(self.window) and spectrogram.pad
         self.tokenizer.count_columns = partial(_count_columns, self.grid, self.bands)
         self.mean: Tensor
         self.std: Tensor
@@ -203,8 +205,13 @@ class AudioAdapter(Adapter):
             features = features * visible[..., None]
         size = features.shape[0]
         window_lengths = lengths
-        if self.window:
+        num_frames = features.shape[1]
+        # Without padding, shorter clips are one window.
+        if self.pads_windows or 0 < self.window_frames < num_frames:
             # The windows of a clip are embedded alone.
+            missing = -num_frames % self.window_frames
+            features = F.pad(features, (0, 0, 0, missing))
+            is_full = is_full and not missing
             features = rearrange(features, "b (w t) f -> (b w) t f", t=self.window_frames)
             starts = self.window_frames * torch.arange(len(features) // size, device=lengths.device)
             window_lengths = (lengths[:, None] - starts).clamp(0, self.window_frames).flatten()

@@ -33,6 +33,7 @@ class SpectrogramOptions:
             Default: no clamping.
         num_frames: Number of frames to which every clip is truncated or padded. Default: keep the
             length of each clip.
+        pad: Pad shorter clips to num_frames. False: only truncate longer ones.
         windows: Cut longer clips into consecutive windows of num_frames instead of truncating them.
             A model whose only input is the clip encodes each window alone.
         max_seconds: Maximum duration in seconds. Longer clips are rejected.
@@ -46,6 +47,7 @@ class SpectrogramOptions:
     frontend: Frontend = "mel"
     top_db: Annotated[float, Gt(0)] | None = None
     num_frames: int | None = None
+    pad: bool = True
     windows: bool = False
     max_seconds: float = 60.0
 
@@ -198,8 +200,10 @@ class Spectrogram:
         options = self.options
         if options.num_frames is None:
             return self.num_real_frames(length)
-        num_windows = len(self._window_sizes(length)) if options.windows else 1
-        return num_windows * options.num_frames
+        sizes = self._window_sizes(length) if options.windows else [length]
+        if options.pad:
+            return len(sizes) * options.num_frames
+        return sum(min(self.num_real_frames(size), options.num_frames) for size in sizes)
 
     def is_real(self, length: int) -> Tensor:
         """Return which frames (frames,) of a waveform of so many samples are not padding.
@@ -207,7 +211,7 @@ class Spectrogram:
         Whisper's padding is silence in the waveform, which has a spectrogram.
         """
         options = self.options
-        if options.num_frames is None or options.frontend == "whisper":
+        if options.num_frames is None or not options.pad or options.frontend == "whisper":
             return torch.ones(self.num_frames(length), dtype=torch.bool)
         sizes = self._window_sizes(length) if options.windows else [length]
         numbers = torch.tensor([self.num_real_frames(size) for size in sizes])
@@ -225,6 +229,8 @@ class Spectrogram:
             return max(length - self.n_fft, 0) // self.hop_length + 1
         # Half a window, rounded down, is added on both sides.
         odd = self.n_fft % 2
+        if options.frontend == "whisper" and not options.pad:
+            return max(-(-length // self.hop_length), 1)
         if options.frontend == "whisper":  # it drops the last frame
             return (max(length, self.n_fft // 2 + 1) - odd) // self.hop_length
         return (length - odd) // self.hop_length + 1
@@ -272,19 +278,24 @@ class Spectrogram:
         num_frames = self.options.num_frames
         if num_frames is not None:
             length = num_frames * self.hop_length
+            if not self.options.pad:
+                # The frames that contain a part of the clip have the same values.
+                length = min(length, len(raw) + 2 * self.n_fft)
+                num_frames = min(self.num_real_frames(len(raw)), num_frames)
             raw = F.pad(raw[:length], (0, max(length - len(raw), 0)))
         # Reflection padding requires more than half a window of samples.
         raw = F.pad(raw, (0, max(self.n_fft // 2 + 1 - len(raw), 0)))
         log = self.mel(raw)[:, :-1].clamp(min=1e-10).log10()
         # 8 in log10 of the power is 80 dB.
-        return rearrange((log.clamp(min=float(log.max()) - 8) + 4) / 4, "f t -> t f")
+        log = (log.clamp(min=float(log.max()) - 8) + 4) / 4
+        return rearrange(log[:, :num_frames], "f t -> t f")
 
     def _truncate_or_pad(self, mel: Tensor) -> Tensor:
         """Truncate or pad mel (frames, F) to num_frames at the end."""
         num_frames = self.options.num_frames
         if num_frames is None:
             return mel
-        missing = max(num_frames - len(mel), 0)
+        missing = max(num_frames - len(mel), 0) if self.options.pad else 0
         return F.pad(mel[:num_frames], (0, 0, 0, missing), value=self.padding)
 
 

@@ -217,6 +217,8 @@ def whisper_architecture(checkpoint: Checkpoint) -> Architecture:
         adapters={"audio": whisper_audio(checkpoint)},
         backbone=stack_options(checkpoint, "encoder", WHISPER_NORM),
         fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
+        # The encoder needs no silence after a clip, which takes most of the time and memory.
+        encoder={"audio": {"spectrogram.pad": False, "spectrogram.windows": True}},
     )
     folder = checkpoint.folder
     if not has_decoder(checkpoint) or folder is None or not (folder / TOKENIZER).exists():
