@@ -74,6 +74,8 @@ FOREIGN_SAMPLING = {
 }
 USUAL_TOP_K = 50  # of a sampled text, if no file has another number
 FILE = "generation_config.json"
+# Some families have other settings of these names in config.json.
+ONLY_THERE = ("language", "task")
 
 
 class GenerationConfig(Strict):
@@ -222,8 +224,7 @@ class Checkpoint:
         text = config.get("text_config") or {}
         values: dict[str, Any] = {}
         for name in GenerationConfig.model_fields:
-            # Other families have other settings of these names in config.json.
-            places = (content,) if name in ("language", "task") else (content, config, text)
+            places = (content,) if name in ONLY_THERE else (content, config, text)
             candidates = (settings.get(name) for settings in places)
             values[name] = next((value for value in candidates if value is not None), None)
         foreign = {**FOREIGN, **(FOREIGN_SAMPLING if values["do_sample"] else {})}
