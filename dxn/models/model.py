@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import selected
 from dxn.core.tokens import RESERVED, Tokens, can_read, join
+from dxn.core.windows import encode_input
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as
@@ -145,14 +146,9 @@ class MultimodalModel(Network):
         """
         if self.separates_inputs:
             return encode_alone(self, parts)
-        window = 0
         if len(self.inputs) == 1:
             adapter = self.adapter(next(iter(self.inputs)))
-            window = adapter.window
-            if adapter.parts > 1:
-                window = parts[0].x.shape[1] // adapter.parts
-        if window and parts[0].x.shape[1] > window:
-            return encode_windows(self, parts[0], window)
+            return encode_input(parts[0], adapter, self.fusion, self.backbone)
         return self.fusion(parts, self.backbone)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
@@ -273,43 +269,6 @@ def encode_alone(model: MultimodalModel, parts: Sequence[Tokens]) -> tuple[Token
     no_rows = some.new_zeros(len(some), dtype=torch.bool)
     mask = torch.stack([masks.get(name, no_rows) for name in model.inputs], 1)
     return join(encoded), InputVectors(x, mask)
-
-
-def encode_windows(model: MultimodalModel, tokens: Tokens, window: int) -> tuple[Tokens, Tensor]:
-    """Encode each window of `window` columns alone.
-
-    The windows are encoded one after the other, so that a long input needs little memory.
-
-    Args:
-        model: The model.
-        tokens: Tokens of its only input.
-        window: Number of columns of a window.
-
-    Returns:
-        The encoded Tokens of all windows, without class tokens and registers, and the mean
-        (B, width) of the vectors of the windows of each sample.
-    """
-    size = tokens.x.shape[0]
-    span = tokens.spans[-1]
-    parts: list[Tokens] = []
-    totals: list[Tensor] = []
-    for start in range(0, tokens.x.shape[1], window):
-        mask = tokens.mask[:, start : start + window]
-        rows = mask.any(1).nonzero().flatten()  # the samples that are so long
-        # Nobody reads the coordinates of a window: those of the input replace them below.
-        of_window = replace(span, start=0, stop=mask.shape[1], locate=_no_coords, marks=None)
-        columns = Tokens(tokens.x[rows, start : start + window], mask[rows], (of_window,))
-        with selected(rows, start // window):
-            encoded, vectors = model.fusion([columns], model.backbone)
-        parts.append(replace(encoded.split()[-1], spans=()).spread(rows, size))
-        totals.append(vectors.new_zeros(size, vectors.shape[1]).index_add(0, rows, vectors))
-    joined = replace(join(parts), spans=tokens.spans)
-    counts = torch.stack([part.mask.any(1) for part in parts]).sum(0)
-    return joined, torch.stack(totals).sum(0) / counts.clamp(min=1)[:, None]
-
-
-def _no_coords() -> Tensor:
-    raise AssertionError("a window has no coordinates of its own")
 
 
 def module_key(name: str) -> str:

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.tokens import Span, Tokens
+from dxn.core.windows import encode_input
 from dxn.tokenize.base import Adapter
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Vocabulary
 
 
 class EncodedAdapter(Adapter):
     """Encode an input before the model reads it: its tokens are projected output vectors.
 
     The encoder has its own width and depth, as that of the images in LLaVA (arXiv:2304.08485,
-    section 4.1).
+    section 4.1). Texts are allowed, too, but a model cannot write the tokens of their vocabulary.
 
     Args:
         dim: Width D of a token.
@@ -28,8 +32,8 @@ class EncodedAdapter(Adapter):
             leading tokens, such as a class token.
         backbone: Backbone of the encoder.
         leading: Whether the leading tokens are columns, too.
-        projector: Layers from the width of the encoder to D: linear, or mlp with a hidden layer of
-            width D and GELU.
+        projector: Layers from the width of the encoder to D: linear, which starts from the identity
+            if both are equal, or mlp with a hidden layer of width D and GELU.
         bias: Whether these layers have biases.
     """
 
@@ -45,10 +49,10 @@ class EncodedAdapter(Adapter):
         bias: bool = True,
     ):
         super().__init__()
-        if adapter.has_vocabulary or adapter.dim != backbone.dim:
+        if adapter.dim != backbone.dim:
             raise ValueError(
-                "the encoder needs an adapter without a vocabulary, and a backbone of its dim, got "
-                f"has_vocabulary={adapter.has_vocabulary}, and dim={adapter.dim} and {backbone.dim}"
+                "the encoder needs an adapter and a backbone of the same dim, got "
+                f"{adapter.dim} and {backbone.dim}"
             )
         self.dim = dim
         self.adapter = adapter
@@ -56,13 +60,37 @@ class EncodedAdapter(Adapter):
         self.backbone = backbone
         self.leading = leading
         self.tokenizer = adapter.tokenizer
+        self.tokens_per_column = adapter.tokens_per_column
         self.up = nn.Linear(adapter.dim, dim, bias=bias)
         self.down = nn.Linear(dim, dim, bias=bias) if projector == "mlp" else None
+        if self.down is None and adapter.dim == dim:
+            nn.init.eye_(self.up.weight)
+            if bias:
+                nn.init.zeros_(self.up.bias)
 
     @property
     def reader(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Class of the readers of the input."""
         return self.adapter.reader
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """False: the tokens are no rows of an embedding, so a model cannot predict them."""
+        return False
+
+    @property
+    def num_new_tokens(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Adapter.num_new_tokens`."""
+        return self.adapter.num_new_tokens
+
+    @property
+    def plain_values(self) -> Adapter:
+        """Adapter of the raw values, from which a drawer reads options."""
+        return self.adapter.plain_values
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Use this vocabulary in the adapter of the input."""
+        self.adapter.use_vocabulary(vocabulary)
 
     def fit(self, raws: Sequence[Any]) -> Self:
         """Learn from raw values of the training split what the adapter of the input learns."""
@@ -87,7 +115,8 @@ class EncodedAdapter(Adapter):
 
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed and encode a collated batch as Tokens (B, N, D)."""
-        tokens, _ = self.fusion([self.adapter(batch)], self.backbone)
+        embedded = self.adapter(batch)
+        tokens, _ = encode_input(embedded, self.adapter, self.fusion, self.backbone)
         columns = tokens if self.leading else tokens.select(self.modality)
         x = self.up(columns.x)
         if self.down is not None:

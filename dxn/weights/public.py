@@ -61,6 +61,8 @@ MAX_NAMES = 8  # number of tensor names in an error message
 # Suffixes of parameters that public checkpoints do not have. They are used only in masked
 # pretraining and in models with several inputs, so their initial values have no effect otherwise.
 UNMAPPED = (".mask_embedding", "fusion.input_embedding.weight")
+# The layers from an encoder to a model, which most checkpoints of an encoder do not have.
+PROJECTOR = re.compile(r"adapters\.[^.]+\.(up|down)\.")
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class PublicModel:
         """
         for key, adapter in adapters.items():
             source = self.adapter_key(key, adapter.modality)
-            if source is None or not adapter.has_vocabulary:
+            if source is None or adapter.tokenizer.vocabulary is None:
                 continue
             # Without the tokenizer, the tokens of the rows of the embedding are unknown.
             folder = self.checkpoint.folder
@@ -249,7 +251,8 @@ class PublicModel:
                     f"weights: {self.checkpoint.source}: no tokenizer in the folder of the "
                     "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"
                 )
-            options = self.architecture.adapters[source].get("tokenizer", {})
+            node = self.architecture.adapters[source]
+            options = (node.get("adapter") or node).get("tokenizer", {})
             if options.get("lowercase") and not self.family.is_dxn:
                 make_lowercase(tokenizer)
             adapter.use_vocabulary(tokenizer)
@@ -327,6 +330,8 @@ class PublicModel:
             return False  # buffers for the normalization of inputs, which are set by options
         if name.startswith("fusion.") and self.family.is_dxn:
             return False  # tensors of an input that the saved model does not have
+        if PROJECTOR.match(name):
+            return False
         return not name.startswith("head.") and not name.endswith(UNMAPPED)
 
     def _convert(self, source: TensorSource | None) -> Tensor | None:
@@ -405,7 +410,8 @@ class PublicModel:
 
 def _resized(name: str, tensor: Tensor, shape: Sequence[int], model: MultimodalModel) -> Tensor:
     """Return positions or a vocabulary with the size of the model. See `resize_tensor`."""
-    texts = [key for key, adapter in model.adapters.items() if adapter.has_vocabulary]
+    adapters = model.adapters.items()
+    texts = [key for key, adapter in adapters if adapter.tokenizer.vocabulary is not None]
     is_text = name.startswith(tuple(f"adapters.{key}." for key in texts))
     is_embedding = is_text and name.endswith(EMBEDDING)
     module = model.get_submodule(name.rpartition(".")[0])

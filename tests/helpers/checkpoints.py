@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
@@ -72,6 +72,18 @@ def adapter_of(folder, modality, *, part=None, **options):
     }
     public.prepare(adapters)
     return adapters[modality]
+
+
+def words_of_bert():
+    """A tokenizer of the words w0, w1, ..., with w1 before a text and w2 after it."""
+    tokenizer = Tokenizer(
+        models.WordLevel({f"w{i}": i for i in range(cases.VOCAB)}, unk_token="w3")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "w1 $A w2", special_tokens=[("w1", 1), ("w2", 2)]
+    )
+    return tokenizer
 
 
 def byte_gpt2(folder, template=None, tokens=("<|endoftext|>",)):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
+from dxn.core.windows import encode_windows
 from dxn.models import Backbone, MultimodalModel, count_parameters, module_key
-from dxn.models.model import encode_windows, mix
+from dxn.models.model import mix
 
 D, H, K = 10, 5, 3
 RAW = {"text": 7, "image": 3}  # numbers per column, by adapter
@@ -309,7 +310,7 @@ def test_each_window_is_encoded_alone_whatever_is_in_front_of_it(fusion, options
         span = Span("text", "text", 0, stop - start, torch.zeros(len(x[rows]), stop - start, 2))
         return Tokens(x[rows, start:stop], mask[rows, start:stop], (span,))
 
-    encoded, vectors = encode_windows(model, tokens(0, 7), 4)
+    encoded, vectors = encode_windows(tokens(0, 7), model.fusion, model.backbone, 4)
     first, of_first = model.fusion([tokens(0, 4)], model.backbone)
     second, of_second = model.fusion([tokens(4, 7, slice(1))], model.backbone)
     assert_same(vectors[0], (of_first[0] + of_second[0]) / 2)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.checkpoints import words_of_bert
 from helpers.peers import CASES, cases
 from PIL import Image
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models
 
 import dxn
 from dxn.cli import main
@@ -66,17 +67,6 @@ def checkpoint(folder, name, *, sizes=SIZES, **config):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return theirs
-
-
-def words_of_bert():
-    tokenizer = Tokenizer(
-        models.WordLevel({f"w{i}": i for i in range(cases.VOCAB)}, unk_token="w3")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        "w1 $A w2", special_tokens=[("w1", 1), ("w2", 2)]
-    )
-    return tokenizer
 
 
 def ids2labels(names):
