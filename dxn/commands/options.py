@@ -229,7 +229,8 @@ class Weights:
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         prompt: Prompt to put before each text, such as query, for a checkpoint of
             sentence-transformers with prompts (default: its default prompt).
-        strict: Stop on missing or unexpected tensors; false lists them and continues.
+        strict: Stop on missing or unexpected tensors, and on settings in config.json that dxn does
+            not know; false continues without them.
     """
 
     source: WeightsSource = None

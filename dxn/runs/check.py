@@ -96,6 +96,7 @@ def check_data(
     if weights and (Path(weights) / "config.json").is_file():
         from dxn.weights.public import read_public
 
-        if read_public(weights, trust=trust).architecture.backbone.get("causal"):
+        public = read_public(weights, trust=trust, strict=config["weights"]["strict"])
+        if public.architecture.backbone.get("causal"):
             config["backbone"]["causal"] = True
     return result, options_without_target(source, config)[0]

@@ -99,6 +99,7 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
             part=weights["part"],
             prompt=weights["prompt"],
             trust=settings.folder_trust,
+            strict=weights["strict"],
         )
     adapters: dict[str, PublicModel] = {}
     modalities = {key: p.modality for key, p in readers_of(settings.values, trust).items()}
@@ -110,7 +111,12 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
                 f"weights.adapters.{key}: the adapter {key} is not used; add it to adapters=[...]"
             )
         # A checkpoint such as CLIP has one tower per modality.
-        public = dxn.weights.read_public(source, part=modalities[key], trust=settings.folder_trust)
+        public = dxn.weights.read_public(
+            source,
+            part=modalities[key],
+            trust=settings.folder_trust,
+            strict=weights["strict"],
+        )
         if public.adapter_key(key, modalities[key]) is None:
             has = ", ".join(public.architecture.adapters)
             raise UserError(

@@ -17,7 +17,7 @@ from dxn.core.files import CONFIG, MODEL
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import TensorFiles
 from dxn.core.untrusted import load_json, shortened
-from dxn.weights.defaults import check_settings, with_defaults
+from dxn.weights.defaults import TOWERS, check_settings, with_defaults
 from dxn.weights.sentence_files import SentenceModel, read_modules
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
@@ -170,6 +170,33 @@ def option_of(name: str, value: Any) -> str:
     return f"{name}={shortened(value)} in {FILE}"
 
 
+class Settings(Mapping[str, Any]):
+    """Settings of config.json that remember which of them were read.
+
+    Args:
+        values: The settings.
+        read: The keys that were read, to which others are added.
+    """
+
+    def __init__(self, values: Mapping[str, Any], read: set[str]):
+        self.values_by_key = dict(values)
+        self.read = read
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return self.values_by_key[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_key)
+
+    def __len__(self) -> int:
+        return len(self.values_by_key)
+
+    def changed(self, **values: Any) -> Settings:
+        """Return the settings with other values of some keys. What is read there counts here."""
+        return Settings({**self.values_by_key, **values}, self.read)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The tensors of a checkpoint and its metadata files.
@@ -183,6 +210,8 @@ class Checkpoint:
         folder: Folder of the files; None for a checkpoint that exists only in memory.
         trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
         sentence: What modules.json of sentence-transformers says; None if there is no such file.
+        group: Key of config.json from which `config` comes. "": it is the whole file.
+        read: The keys that were read from `settings`, by group.
     """
 
     source: str
@@ -192,14 +221,20 @@ class Checkpoint:
     folder: Path | None = None
     trust: tuple[str, ...] = ()
     sentence: SentenceModel | None = None
+    group: str = ""
+    read: dict[str, set[str]] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """Content of config.json, with the default values of the original library."""
-        return with_defaults(self.config)
+        values = with_defaults(self.config)
+        for key in (f"{tower}_config" for tower in TOWERS):
+            if isinstance(values.get(key), Mapping):
+                values[key] = Settings(values[key], self.read.setdefault(key, set()))
+        return Settings(values, self.read.setdefault(self.group, set()))
 
     @property
     def tokenizer_max_len(self) -> int | None:
@@ -276,7 +311,8 @@ class Checkpoint:
             if prefix is not None:
                 names[prefixes[prefix] + name.removeprefix(prefix)] = name
         settings = self.config.get(config) or {}
-        return replace(self, tensors=RenamedTensors(self.tensors, names), config=settings)
+        tensors = RenamedTensors(self.tensors, names)
+        return replace(self, tensors=tensors, config=settings, group=config)
 
     def original(self, name: str) -> str:
         """Return the name of a tensor in the checkpoint of which this is a part."""

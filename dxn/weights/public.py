@@ -29,6 +29,7 @@ from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorS
 from dxn.weights.hf import check_class
 from dxn.weights.sentence import with_modules
 from dxn.weights.tokenizers import make_lowercase, read_tokenizer
+from dxn.weights.unread import check_unread
 
 FUSION = "dxn.models.EarlyFusion"
 BACKBONE = "dxn.models.Backbone"
@@ -440,6 +441,7 @@ def read_public(
     part: str | None = None,
     prompt: str | None = None,
     trust: Sequence[str] = (),
+    strict: bool = True,
 ) -> PublicModel:
     """Read a checkpoint of a known family, or a model that was trained with dxn.
 
@@ -450,6 +452,7 @@ def read_public(
         prompt: Name of the prompt that is put before each text, of a checkpoint of
             sentence-transformers with prompts. Default: its default_prompt_name.
         trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
+        strict: Whether a setting in config.json that the family does not know is an error.
 
     Raises:
         UserError: If the checkpoint cannot be read, or if not exactly one family matches.
@@ -479,6 +482,8 @@ def read_public(
             check_class(checkpoint, family.heads)
         architecture = family.architecture(checkpoint)
         tensor_map = family.tensor_map(checkpoint, architecture)
+        if strict:
+            check_unread(checkpoint, family.name)
         if checkpoint.sentence is not None:
             parts = with_modules(checkpoint, family, architecture, tensor_map)
             family, architecture, tensor_map = parts

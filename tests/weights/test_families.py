@@ -137,6 +137,29 @@ def test_a_feature_that_dxn_does_not_have_is_refused(name, config, message, tmp_
     assert_refused(tmp_path, f"{tmp_path}: {message}", part=CASES[name].part)
 
 
+# Settings that dxn does not know, and those of published files that have no effect.
+UNKNOWN = [
+    ("BERT", {"embedding_scale": 2.0}, "BERT, so .*: embedding_scale=2.0; set weights.strict"),
+    ("GPT-2", {"use_post_norm": True}, "GPT-2, so .*: use_post_norm=True"),
+    ("BERT", {"position_embedding_type": "absolute", "directionality": "bidi", "new": False}, ""),
+    ("ModernBERT", {"layer_norm_eps": 1e-5, "reference_compile": True}, ""),
+    ("DistilBERT", {"sinusoidal_pos_embds": True, "tie_weights_": True, "qa_dropout": 0.1}, ""),
+    ("GPT-2", {"n_special": 3, "task_specific_params": {"a": 1}, "temperature": 0.7}, ""),
+    ("CLIP, image", {"vision_config": {"window": [3]}}, r".*: vision_config.window=\[3\]"),
+    ("CLIP, image", {"text_config": {"window": [3]}, "text_config_dict": {"a": 1}}, ""),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "message"), UNKNOWN)
+def test_a_setting_that_may_have_an_effect_is_refused(name, config, message, tmp_path):
+    save_peer(name, tmp_path, **config)
+    part = CASES[name].part
+    if message:
+        with pytest.raises(UserError, match=f"settings that dxn does not know for {message}"):
+            read_public(str(tmp_path), part=part)
+    read_public(str(tmp_path), part=part, strict=not message)
+
+
 @pytest.mark.parametrize("name", ["ViT (transformers)", "DINOv2", "CLIP, image"])
 def test_an_unknown_filter_for_resizing_images_is_refused(name, tmp_path):
     save_peer(name, tmp_path)

@@ -114,9 +114,25 @@ def prompts_of(side):
     return torch.tensor(padded), torch.tensor(mask)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_transformers(name, tmp_path):
+# Changes of config.json with which transformers computes another function. None removes a key.
+CHANGES = {
+    "Llama 3": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "Qwen 2": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+    "Gemma 3": {"rope_scaling": {"factor": 4.0}},
+    "Gemma": {"hidden_act": "gelu", "hidden_activation": "gelu"},
+    "SmolLM 3": {"use_sliding_window": True, "sliding_window": 5, "layer_types": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [*[(name, {}) for name in MODELS], *CHANGES.items()], ids=str
+)
+def test_logits_are_those_of_transformers(name, changes, tmp_path):
     peer = save(tmp_path, name)
+    if changes:
+        config = {**json.loads((tmp_path / "config.json").read_text()), **changes}
+        write_config(tmp_path, {k: value for k, value in config.items() if value is not None})
+        peer = type(peer).from_pretrained(tmp_path).eval()
     model = dxn.from_public(str(tmp_path), dtype="float32")
     language = LanguageModel(model.model)
     ids = torch.randint(3, VOCAB, (3, 23))
@@ -211,6 +227,10 @@ UNSUPPORTED = [
     ({"hidden_act": "relu"}, "the activation function 'relu'"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "the rotary frequencies .*dynamic"),
     ({"rope_parameters": {"rope_type": "longrope"}}, "the rotary frequencies .*longrope"),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mrope_section": [3]}},
+        "the rotary frequencies .*mrope_section",
+    ),
     ({"layer_types": ["chunked_attention"]}, "the kind of attention 'chunked_attention'"),
     ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidir"),
 ]

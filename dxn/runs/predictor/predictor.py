@@ -293,7 +293,7 @@ class Predictor:
         """
         # Imported on first use: most models are not saved in this way.
         public = importlib.import_module("dxn.weights").read_public(
-            weights, revision=revision, part=part
+            weights, revision=revision, part=part, strict=False
         )
         original = importlib.import_module("dxn.export.original")
         original.save_original(self, public, Path(folder), dtype)

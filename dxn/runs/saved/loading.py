@@ -142,7 +142,7 @@ def from_public(
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         prompt: Name of the prompt to put before each text, such as "query", for a checkpoint of
             sentence-transformers with prompts. Default: its default prompt.
-        strict: Whether missing and unexpected tensors are an error.
+        strict: Whether missing and unexpected tensors, and unknown settings, are an error.
         device: Device to run on, such as "cuda".
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
             large and the device has instructions for bf16.
@@ -155,7 +155,9 @@ def from_public(
     """
     from dxn.weights import read_public
 
-    public = read_public(source, revision=revision, part=part, prompt=prompt, trust=tuple(trust))
+    public = read_public(
+        source, revision=revision, part=part, prompt=prompt, trust=tuple(trust), strict=strict
+    )
     sentence = public.checkpoint.sentence
     if sentence is not None and (remark := sentence.remark()):
         print_line(remark, stderr=True)

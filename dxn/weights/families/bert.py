@@ -318,11 +318,9 @@ def position_options(checkpoint: Checkpoint) -> Options:
     kinds = config.get("layer_types")
     if not kinds:  # older files have n if every n-th block has full attention
         kinds = [FULL, *[SLIDING] * (config["global_attn_every_n_layers"] - 1)]
-    settings = {
-        **config,
-        "rope_theta": config["global_rope_theta"],
-        "rope_local_base_freq": config["local_rope_theta"],
-    }
+    settings = config.changed(
+        rope_theta=config["global_rope_theta"], rope_local_base_freq=config["local_rope_theta"]
+    )
     # local_attention is the width of the whole window.
     return rotary_options(checkpoint, settings, kinds, config["local_attention"] // 2)
 

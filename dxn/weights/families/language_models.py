@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dxn.weights import hf
-from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.checkpoint import Checkpoint, Settings
 from dxn.weights.conversions import LayerNames, blocks, copied, linears, transposed
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
@@ -56,6 +56,8 @@ KINDS = {
         "attn_factor": "attention_factor",
     },
 }
+# Other settings of the frequencies that dxn reads, and one that has no effect.
+ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", "finetuned")
 # A tensor of the bare model, and its name as a part of a model with a head.
 GPT2_BASE = ("wte.weight", "transformer")
 GPT2_NORMS = {"attn_norm": "ln_1", "mlp_norm": "ln_2"}
@@ -120,7 +122,7 @@ def llama_architecture(checkpoint: Checkpoint) -> Architecture:
                 **rotary_options(
                     checkpoint, config, layer_types(config), window - 1 if window else None
                 ),
-                "rope_blocks": hf.period(rotates(config)),
+                "rope_blocks": hf.period(rotates_of(config)),
             },
         },
         fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
@@ -128,7 +130,7 @@ def llama_architecture(checkpoint: Checkpoint) -> Architecture:
     )
 
 
-def read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+def read_settings(checkpoint: Checkpoint) -> Settings:
     """Return the settings of config.json.
 
     Raises:
@@ -140,19 +142,23 @@ def read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
             hf.unsupported(checkpoint, f"{key}={config[key]} in a model of the Llama family")
     if config.get("is_causal") is False:
         hf.unsupported(checkpoint, "is_causal=False in a model of the Llama family")
-    activation = config.get("hidden_activation") or config["hidden_act"]
+    activation, newer = config["hidden_act"], config.get("hidden_activation")
+    if config["model_type"] == "gemma":
+        # The old value stands for the form with tanh, and hidden_activation has no effect.
+        activation = {"gelu": "gelu_pytorch_tanh"}.get(activation, activation)
+    elif newer:
+        activation = newer
     if activation not in ACTIVATIONS:
         hf.unsupported(checkpoint, f"the activation function {activation!r}")
     heads = config["num_attention_heads"]
-    return {
-        **config,
-        "hidden_act": activation,
-        "num_key_value_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-    }
+    return config.changed(
+        hidden_act=activation,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+    )
 
 
-def rotates(config: Mapping[str, Any]) -> list[bool]:
+def rotates_of(config: Mapping[str, Any]) -> list[bool]:
     """Return whether each block has rotary positions. Blocks repeat the list."""
     every = config.get("no_rope_layer_interval")
     default = [1] if every is None else [1] * (every - 1) + [0]
@@ -166,9 +172,12 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     if "sliding_window_pattern" in config:
         every = config["sliding_window_pattern"]
         return [SLIDING] * (every - 1) + [FULL] if every else [SLIDING]
+    has_windows = config.get("use_sliding_window")
+    if "no_rope_layer_interval" in config:  # of SmolLM 3, in the blocks without rotary positions
+        return [SLIDING if has_windows and not rotates else FULL for rotates in rotates_of(config)]
     depth = config["num_hidden_layers"]
     first = depth
-    if config.get("use_sliding_window"):  # of Qwen, in the blocks after the first ones
+    if has_windows:  # of Qwen, in the blocks after the first ones
         first = min(config.get("max_window_layers", depth), depth)
     return [FULL] * first + [SLIDING] * (depth - first)
 
@@ -207,9 +216,13 @@ def rotary_options(
     Raises:
         UserError: If dxn does not support a value.
     """
-    # transformers 5 writes rope_parameters, older versions the other settings.
-    rope: dict[str, Any] = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    in_full = {"rope_theta": settings["rope_theta"], **rope.get(FULL, rope)}
+    # transformers 5 writes rope_parameters, older versions the other settings. With both, those of
+    # rope_scaling are used, and added to those of full attention if kinds of attention differ.
+    rope: dict[str, Any] = settings.get("rope_parameters") or {}
+    scaled: dict[str, Any] = settings.get("rope_scaling") or {}
+    if FULL in scaled or FULL not in rope:
+        rope, scaled = scaled or rope, {}
+    in_full = {"rope_theta": settings["rope_theta"], **rope.get(FULL, rope), **scaled}
     in_windows = {"rope_theta": settings.get("rope_local_base_freq"), **(rope.get(SLIDING) or {})}
     if scaling(checkpoint, settings, in_windows):
         hf.unsupported(checkpoint, "scaled rotary frequencies in blocks with a window")
@@ -237,7 +250,10 @@ def scaling(
         hf.unsupported(checkpoint, f"the rotary frequencies {dict(rope)}")
     if kind == "default":
         return {}
-    if kind not in KINDS:
+    if kind not in KINDS or {key for key in rope if rope[key]} - {
+        *KINDS[kind].values(),
+        *ROPE_KEYS,
+    }:
         hf.unsupported(checkpoint, f"the rotary frequencies {dict(rope)}")
     rope = {"original_max_position_embeddings": settings["max_position_embeddings"], **rope}
     options = {ours: rope.get(theirs) for ours, theirs in KINDS[kind].items()}

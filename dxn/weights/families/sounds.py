@@ -6,6 +6,7 @@ AST, the audio spectrogram transformer, classifies sounds. The others transcribe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -208,7 +209,9 @@ def wav2vec2_architecture(checkpoint: Checkpoint) -> Architecture:
     )
 
 
-def wav2vec2_audio(checkpoint: Checkpoint, config: Options, *, post_norm: bool) -> Options:
+def wav2vec2_audio(
+    checkpoint: Checkpoint, config: Mapping[str, Any], *, post_norm: bool
+) -> Options:
     settings = checkpoint.preprocessor
     return {
         "tokens": "waveform",
