@@ -230,6 +230,11 @@ def check_exportable(predictor: Predictor) -> None:
                 f"export: the input {name} has spectrogram.windows=true, which divides long clips, "
                 "so the model cannot be exported; use dxn predict or dxn serve"
             )
+    if predictor.task.target.is_pair:
+        raise UserError(
+            "export: a model with head.pair, which joins two texts, cannot be exported; use dxn "
+            "predict or dxn serve"
+        )
     modules = predictor.network.modules()
     if any(isinstance(module, TiledHead) and module.tile for module in modules):
         raise UserError(

@@ -148,21 +148,25 @@ class Classify(HeadOptions, Task[Class]):
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (uniform targets)
             (arXiv:1512.00567, section 7).
         balance: Whether to weight each class in the loss by its inverse frequency.
+        pair: Whether the inputs are two texts that become one sequence, as in BERT.
     """
 
     name = "classify"
 
     label_smoothing: Probability = 0.0
     balance: bool = False
+    pair: bool = False
 
     def __post_init__(self):
         self.target = Class(balance=self.balance)
+        self.target.is_pair = self.pair
         self.space = Categorical(self.target, label_smoothing=self.label_smoothing)
         self.metric = ClassMetric(self.target)
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a linear layer that maps the pooled vector to logits."""
-        return self.linear_head(pooled_dim, len(self.target.labels))
+        target = self.target
+        return self.linear_head(pooled_dim, len(target.labels), windows=target.pair)
 
     def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the most probable class, and the probability of each class."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from dxn.core.dropout import Dropout, Rate
 from dxn.core.tokens import Tokens
 from dxn.models.losses import unit
 from dxn.tasks.space import Batch
+from dxn.tasks.span.windows import Windows
 
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -40,17 +42,30 @@ class HeadOptions:
     dropout: Rate = 0.1
 
     def linear_head(
-        self, pooled_dim: int, num_outputs: int, *, input: str | None = None
+        self,
+        pooled_dim: int,
+        num_outputs: int,
+        *,
+        input: str | None = None,
+        windows: Windows | None = None,
     ) -> LinearHead:
-        """Build a head with these options and `num_outputs` outputs. See `LinearHead`."""
-        pre = PreHead(
-            pooled_dim,
-            hidden=self.hidden,
-            norm=self.norm,
-            norm_eps=self.norm_eps,
-            dropout=self.dropout,
-        )
-        return LinearHead(pre, num_outputs, input=input)
+        """Build a head with these options and `num_outputs` outputs.
+
+        Args:
+            pooled_dim: Width of its input.
+            num_outputs: See `LinearHead`.
+            input: See `LinearHead`.
+            windows: How two texts become one sequence, see `PairHead`. Default: they do not.
+        """
+        options: dict[str, Any] = {
+            "hidden": self.hidden,
+            "norm": self.norm,
+            "norm_eps": self.norm_eps,
+            "dropout": self.dropout,
+        }
+        if windows is not None:
+            return PairHead(PairPreHead(pooled_dim, **options), num_outputs, windows)
+        return LinearHead(PreHead(pooled_dim, **options), num_outputs, input=input)
 
 
 class PreHead(nn.Module):
@@ -123,3 +138,54 @@ class LinearHead(nn.Module):
         """Map pooled vectors (B, D) to (B, K), or encoded tokens (B, N, D) to (B, N, K)."""
         x = pooled if self.input is None else tokens.select(self.input).x
         return self.out(self.pre(x))
+
+
+class PairPreHead(PreHead):
+    """The layers before the output layer, and the segment embeddings of BERT.
+
+    If two texts are in the same sequence, the text adapter adds one of the two embeddings to each
+    token.
+
+    Args:
+        dim: Width D of a token.
+        **options: See `PreHead`.
+    """
+
+    def __init__(self, dim: int, **options: Any):
+        super().__init__(dim, **options)
+        self.segments = nn.Embedding(2, dim)
+        nn.init.zeros_(self.segments.weight)
+
+    def add_segments(self, part: dict[str, Any]) -> None:
+        """Add the embeddings to the batch of a sequence, unless it has them already."""
+        if "segments" in part and "added" not in part:
+            part["added"] = self.segments(part["segments"])
+
+
+class PairHead(LinearHead):
+    """An output layer on the pooled vector of two texts that are in one sequence.
+
+    Of texts that are too long together, the second one is cut, and the first one after half of the
+    tokens.
+
+    Args:
+        pre: Layers applied to the vector before the output layer.
+        num_outputs: See `LinearHead`.
+        windows: How both texts are joined.
+    """
+
+    pre: PairPreHead
+
+    def __init__(self, pre: PairPreHead, num_outputs: int, windows: Windows):
+        super().__init__(pre, num_outputs)
+        self.windows = windows
+
+    def first_part(self, batch: Batch) -> Batch:
+        """Return the batch with one sequence in place of both texts."""
+        joined = self.windows.cut(batch)[0]
+        self.pre.add_segments(joined[self.windows.context])
+        return joined
+
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the outputs (B, K)."""
+        return output_of(self.first_part(batch))

@@ -42,6 +42,7 @@ class NumbersState(Strict):
     std: Annotated[float, Field(gt=0, le=MAX_TARGET)]
     decimal: Literal[".", ","] = "."
     unit: str = ""
+    sigmoid: bool = False
 
 
 class NumberTarget(Target):
@@ -52,6 +53,8 @@ class NumberTarget(Target):
         std: Their standard deviation.
         decimal: Decimal separator.
         unit: Unit in the cells, such as "%".
+        sigmoid: Whether the numbers are the sigmoid of the outputs, as those of some public models
+            are, until `fit` is called.
     """
 
     State: ClassVar[type[Strict]] = NumbersState
@@ -61,6 +64,7 @@ class NumberTarget(Target):
         self.std = 1.0
         self.decimal = "."
         self.unit = ""
+        self.sigmoid = False
         # How many of the target cells are numbers, for the message about a cell that is none.
         self.counts = ""
 
@@ -95,6 +99,7 @@ class NumberTarget(Target):
         # float32 has too few digits for the variance of numbers with a large mean, such as years.
         numbers = torch.tensor(values, dtype=torch.float64)
         self.mean = float(numbers.mean())
+        self.sigmoid = False
         # The minimum avoids a division by zero if all targets are equal.
         self.std = max(float(numbers.std(correction=0)), 1e-12)
 
@@ -135,6 +140,7 @@ class Number(Space):
     def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the numbers (B,) in the original unit, float64."""
         numbers = output.float().squeeze(-1).double()
+        numbers = numbers.sigmoid() if self.numbers.sigmoid else numbers
         return {"prediction": numbers * self.numbers.std + self.numbers.mean}
 
 
@@ -190,18 +196,24 @@ class Regress(HeadOptions, Task[NumberTarget]):
 
     Targets are standardized: the head predicts (target - mean) / std, with the mean and the
     standard deviation of the training split.
+
+    Args:
+        pair: Whether the inputs are two texts that become one sequence, as in BERT.
     """
 
     name = "regress"
 
+    pair: bool = False
+
     def __post_init__(self):
         self.target = NumberTarget()
+        self.target.is_pair = self.pair
         self.space = Number(self.target)
         self.metric = ErrorMetric(self.target)
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a linear layer that maps the pooled vector to one output."""
-        return self.linear_head(pooled_dim, 1)
+        return self.linear_head(pooled_dim, 1, windows=self.target.pair)
 
     def columns(
         self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None

@@ -12,6 +12,7 @@ import torch
 
 from dxn.core.files import LABELS
 from dxn.core.schema import CheckedMembers, Strict, validated
+from dxn.tasks.span.windows import Windows, pair_windows
 from dxn.tokenize.base import Tokenizer
 
 # Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
@@ -47,6 +48,8 @@ class Target(CheckedMembers):
         is_text: Whether the targets are texts, of which several can be right.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
+        pair: How two texts become one sequence; `bind` sets it if `is_pair` is set.
+        is_pair: Whether the inputs are two texts that become one sequence.
         last: Name of the input whose tokens come after those of all others; `bind` sets it. "":
             inputs have the order of their adapters.
         limit: What is cut in long samples, and the option that cuts it, for messages, see `kept`.
@@ -66,6 +69,8 @@ class Target(CheckedMembers):
     tokenizers: Mapping[str, Tokenizer] = MappingProxyType({})
     required: Sequence[str] = ()
     prepared_inputs: Sequence[str] = ()
+    is_pair: bool = False
+    pair: Windows | None = None
     last: str = ""
     limit: tuple[str, str] = ("", "")
     separator: str = "|"
@@ -140,6 +145,9 @@ class Target(CheckedMembers):
         Raises:
             UserError: If these adapters cannot be used.
         """
+        if self.is_pair:
+            self.pair = pair_windows(adapters)
+            self.required = (self.pair.question, self.pair.context)
 
     def start_from(self, labels: Sequence[str]) -> None:
         """Use the labels of a checkpoint of the same task if they fit the targets of `fit`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -288,10 +289,39 @@ def classifier_options(checkpoint: Checkpoint, classifier: str) -> Options:
     if kind == "regression" or len(labels) == 1:
         if len(labels) > 1:
             unsupported(checkpoint, f"{len(labels)} numbers of one sample (problem_type={kind})")
-        return {"task": "regress", "state": {"mean": 0.0, "std": 1.0}}
+        state = {"mean": 0.0, "std": 1.0, "sigmoid": pair_activation(checkpoint) == "Sigmoid"}
+        return {"task": "regress", "state": state}
     if kind not in (None, "single_label_classification"):
         unsupported(checkpoint, f"problem_type={kind}")
     return {"labels": labels}
+
+
+def pair_activation(checkpoint: Checkpoint) -> str:
+    """Return the activation after the outputs of a CrossEncoder of sentence-transformers.
+
+    Its name is Identity or Sigmoid, and "" for any other model.
+
+    Raises:
+        UserError: If dxn does not support it.
+    """
+    settings = checkpoint.settings
+    group = settings.get("sentence_transformers") or {}
+    path = group.get("activation_fn") or settings.get("sbert_ce_default_activation_function") or ""
+    name = str(path).rpartition(".")[2]
+    if name not in ("", "Identity", "Sigmoid"):
+        unsupported(checkpoint, f"the activation function {path!r} of a CrossEncoder")
+    return name
+
+
+def paired(architecture: Architecture) -> Architecture:
+    """Return the architecture of a classifier for two texts in one sequence."""
+    return replace(
+        architecture,
+        inputs=("text", "text_pair"),
+        head={**architecture.head, "pair": True},
+        # Both texts are one input of the original model, so nothing is added to tell them apart.
+        fusion={**architecture.fusion, "input_embedding": False},
+    )
 
 
 def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import dxn
 from dxn.cli import main
+from dxn.core.errors import UserError
 from dxn.models.model import as_float
 from dxn.runs.saved.loading import from_public
 
@@ -203,3 +204,61 @@ def test_an_exported_program_finds_the_same_answers(run, tmp_path):
     model = dxn.load(run)
     for question in (QUESTIONS[0], f"{QUESTIONS[0]} {TEXT}"):  # the second one is cut
         assert_answers_are_equal(model, exported, question, LONG)
+
+
+# Rerankers: a number for two texts in the sequence that answers are found in
+
+ACTIVATIONS = {
+    "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity",
+    "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+}
+
+
+@pytest.mark.parametrize("key", ACTIVATIONS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_reranker_scores_two_texts_as_transformers(name, key, tmp_path, capsys):
+    template, _, config_class, options = FAMILIES[name]
+    tokenizer = tokenizer_of(*template)
+    torch.manual_seed(0)
+    config = config_class(vocab_size=tokenizer.get_vocab_size(), num_labels=1, **options)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: ACTIVATIONS[key]}))
+    ours = dxn.from_public(str(tmp_path))
+    rows = [
+        {"text": QUESTIONS[i], "text_pair": text} for i, text in enumerate(("Lima", TEXT, LONG))
+    ]
+    for row, answer in zip(rows, ours.predict(rows), strict=True):
+        (encoding, *_) = features(tokenizer, row["text"], row["text_pair"], 0)
+        kinds = torch.tensor([encoding.type_ids])
+        extra = {"token_type_ids": kinds} if name == "bert" else {}
+        with torch.inference_mode():
+            logit = model(torch.tensor([encoding.ids]), **extra).logits
+        expected = logit.sigmoid() if key == "sentence_transformers" else logit
+        assert answer["prediction"] == pytest.approx(float(expected), abs=1e-4)
+    inputs = [f"input.{column}={value}" for column, value in rows[0].items()]
+    assert main(["predict", f"weights={tmp_path}", *inputs]) == 0
+    assert "prediction: " in capsys.readouterr().out
+    # Without its settings, the file does not tell that the model compares texts.
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: None}))
+    plain = dxn.from_public(str(tmp_path), head={"pair": True}).predict(**rows[0])
+    assert list(dxn.from_public(str(tmp_path)).inputs) == ["text"]
+    if key != "sentence_transformers":
+        assert plain == ours.predict(**rows[0])
+
+
+@pytest.mark.parametrize("peer", ["bert"], indirect=True)
+def test_a_model_of_text_pairs_is_trained_and_saved(peer, tmp_path):
+    rows = [{"a": QUESTIONS[i % 3], "b": "tea " * (i + 1), "score": i % 3} for i in range(24)]
+    data = tmp_path / "pairs.json"
+    data.write_text(json.dumps(rows))
+    options = [f"weights={peer[0]}", "head=regress", "head.pair=true", "data.text=[a,b]"]
+    options += ["target=score", "trainer.epochs=1", "report=false", f"run={tmp_path / 'run'}"]
+    assert main(["train", str(data), *options]) == 0
+    model = dxn.load(str(tmp_path / "run"))
+    assert list(model.inputs) == ["a", "b"]
+    assert isinstance(model.predict(a="Lima", b="York")["prediction"], float)
+    with pytest.raises(UserError, match="no value of the input b"):
+        model.predict(a="Lima")

@@ -161,6 +161,10 @@ def from_public(
     sentence = public.checkpoint.sentence
     if sentence is not None and (remark := sentence.remark()):
         print_line(remark, stderr=True)
+    if head and head.get("pair"):
+        from dxn.weights.hf import paired
+
+        public = replace(public, architecture=paired(public.architecture))
     # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
     with without_values():
         model, task = _build_public(public, trust, head or {})

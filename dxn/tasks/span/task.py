@@ -18,7 +18,7 @@ from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.tasks.heads import PreHead
+from dxn.tasks.heads import PairPreHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.span.target import SpanTarget
@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 PADDING = -1e9
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-
-
-class PairPreHead(PreHead):
-    """The layers before the output layer, and the segment embeddings of BERT.
-
-    If the question and the text are in the same sequence, the text adapter adds one of the two
-    embeddings to each token.
-
-    Args:
-        dim: Width D of a token.
-        dropout: Dropout probability of the encoded tokens.
-    """
-
-    def __init__(self, dim: int, *, dropout: float = 0.0):
-        super().__init__(dim, dropout=dropout)
-        self.segments = nn.Embedding(2, dim)
-        nn.init.zeros_(self.segments.weight)
 
 
 class SpanHead(nn.Module):
@@ -83,11 +66,8 @@ class SpanHead(nn.Module):
         """Return the batch of each window of the text."""
         windows = self.cuts.cut(batch)
         for window in windows:
-            part = window[self.cuts.context]
-            # The only window of a batch that is one has them already.
-            has_segments = "segments" in part and "added" not in part
-            if isinstance(self.pre, PairPreHead) and has_segments:
-                part["added"] = self.pre.segments(part["segments"])
+            if isinstance(self.pre, PairPreHead):
+                self.pre.add_segments(window[self.cuts.context])
         return windows
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dxn.tasks.space import Batch
+from dxn.core.errors import UserError
+
+if TYPE_CHECKING:
+    from dxn.tasks.space import Batch
 
 WINDOW = "window"  # key of the `WindowTokens` of a window in the batch of the text
 
@@ -186,6 +189,31 @@ def _put(ids: Tensor, index: Tensor, values: tuple[int, ...]) -> Tensor:
     for i, value in enumerate(values):
         ids = torch.where(index == i, value, ids)
     return ids
+
+
+def pair_windows(adapters: Mapping[str, Any]) -> Windows:
+    """Return how the texts of two inputs become one sequence, see `Windows`.
+
+    Args:
+        adapters: Adapters, by input name. The first text comes first.
+
+    Raises:
+        UserError: If there are not two texts, or their tokenizer does not join texts.
+    """
+    texts = [name for name, adapter in adapters.items() if adapter.reader.words]
+    if len(texts) != 2 or len(adapters) != 2:
+        raise UserError(
+            f"head.pair: needs two texts and no other input, got {', '.join(adapters) or 'none'}"
+        )
+    first, second = (adapters[name] for name in texts)
+    special = special_tokens(first.tokenizer)
+    if first is not second or not special:
+        raise UserError(
+            "head.pair: both texts must have a tokenizer that joins two texts with special tokens, "
+            "such as that of BERT; set weights=... to a model of this kind"
+        )
+    max_len = first.tokenizer.max_len
+    return Windows(texts[1], texts[0], max_len=max_len, max_question=max_len // 2, **special)
 
 
 def special_tokens(tokenizer: Any) -> dict[str, Any]:

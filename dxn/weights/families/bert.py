@@ -79,7 +79,7 @@ def bert_architecture(checkpoint: Checkpoint) -> Architecture:
     # The dense layer is on the first token only, so in dxn it belongs to the head.
     is_pooled = hf.class_task(checkpoint) not in (hf.TAGS, hf.ANSWERS)
     has_dense = is_pooled and f"{dense}.weight" in checkpoint
-    return Architecture(
+    architecture = Architecture(
         dim=config["hidden_size"],
         adapters={"text": text_options(max_len=max_len, eps=config["layer_norm_eps"])},
         backbone={**backbone, "norm": {**backbone["norm"], "place": "post"}},
@@ -90,6 +90,7 @@ def bert_architecture(checkpoint: Checkpoint) -> Architecture:
         **hf.span_options(checkpoint),
         **hf.classifier_options(checkpoint, output),
     )
+    return hf.paired(architecture) if hf.pair_activation(checkpoint) else architecture
 
 
 def bert_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
@@ -208,7 +209,7 @@ def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
     classifier = hf.classifier_options(checkpoint, "classifier")
     # The layer `pre_classifier` exists only in models with a classifier of texts.
     has_dense = bool(classifier) and hf.class_task(checkpoint) != hf.TAGS
-    return Architecture(
+    architecture = Architecture(
         dim=config["dim"],
         adapters={"text": text_options(max_len=max_len, eps=DISTILBERT_EPS)},
         backbone={
@@ -226,6 +227,7 @@ def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
         **hf.span_options(checkpoint),
         **classifier,
     )
+    return hf.paired(architecture) if hf.pair_activation(checkpoint) else architecture
 
 
 def distilbert_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
@@ -281,7 +283,7 @@ def modernbert_architecture(checkpoint: Checkpoint) -> Architecture:
         "norm": True,
         "norm_eps": eps,
     }
-    return Architecture(
+    architecture = Architecture(
         dim=config["hidden_size"],
         adapters={
             "text": {
@@ -310,6 +312,7 @@ def modernbert_architecture(checkpoint: Checkpoint) -> Architecture:
         embed_pool=EMBED_POOL,
         **hf.classifier_options(checkpoint, "classifier"),
     )
+    return hf.paired(architecture) if hf.pair_activation(checkpoint) else architecture
 
 
 def position_options(checkpoint: Checkpoint) -> Options:
