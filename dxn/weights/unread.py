@@ -18,7 +18,7 @@ HARMLESS = (
     # Losses and pretraining.
     r"mask_\w+ apply_spec_augment norm_pix_loss ctc_\w+ codevector_dim proj_codevector_dim",
     r"num_codevector\w+ num_negatives contrastive_logits_temperature diversity_loss_weight",
-    r"decoder_\w+ num_decoder_layers encoder_stride tdnn_\w+ ignore_index",
+    r"decoder_\w+ num_decoder_layers scale_decoder_outputs encoder_stride tdnn_\w+ ignore_index",
     r"xvector_output_dim sparse_pred\w+ repad_logits_with_grad auxiliary_loss no_object_weight",
     r"(class|bbox|giou)_cost (bbox|giou)_loss_coefficient eos_coefficient train_num_points",
     r"(class|mask|dice)_weight (oversample|importance_sample)_ratio no_mask_\w+ freeze_\w+",

@@ -159,7 +159,8 @@ def dinov2_architecture(checkpoint: Checkpoint) -> Architecture:
     classifier = hf.classifier_options(checkpoint, "classifier")
     registers = checkpoint.tensors.get(f"{p}embeddings.register_tokens")
     # The library rounds the hidden width of a gated MLP, so read it from the weight.
-    is_gated = bool(config.get("use_swiglu_ffn"))
+    activation = hf.activation(checkpoint, config)
+    is_gated = bool(config.get("use_swiglu_ffn"))  # which ignores the activation function
     down = "weights_out" if is_gated else "fc2"
     dim, hidden = checkpoint.tensors[f"{p}encoder.layer.0.mlp.{down}.weight"].shape
     # The first position embedding belongs to the class token. Registers have none. Images have the
@@ -181,7 +182,7 @@ def dinov2_architecture(checkpoint: Checkpoint) -> Architecture:
             "depth": config["num_hidden_layers"],
             "num_heads": config["num_attention_heads"],
             "block": {
-                "mlp": "swiglu" if is_gated else hf.activation(checkpoint, config),
+                "mlp": "swiglu" if is_gated else activation,
                 "hidden_dim": hidden,
                 "layer_scale": float(config["layerscale_value"]),
             },
