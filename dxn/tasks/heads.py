@@ -13,7 +13,7 @@ from dxn.core.dropout import Dropout, Rate
 from dxn.core.tokens import Tokens
 from dxn.models.losses import unit
 from dxn.tasks.space import Batch
-from dxn.tasks.span.windows import Windows
+from dxn.tasks.windows import Windows
 
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {

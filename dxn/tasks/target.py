@@ -12,7 +12,7 @@ import torch
 
 from dxn.core.files import LABELS
 from dxn.core.schema import CheckedMembers, Strict, validated
-from dxn.tasks.span.windows import Windows, pair_windows
+from dxn.tasks.windows import Windows, pair_windows
 from dxn.tokenize.base import Tokenizer
 
 # Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a

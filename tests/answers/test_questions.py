@@ -21,7 +21,7 @@ from dxn.data.rows import Origins, as_column
 from dxn.data.tables.read import Table
 from dxn.data.tables.squad import with_positions
 from dxn.export.programs.answers import best
-from dxn.tasks.span.windows import Windows
+from dxn.tasks.windows import Windows
 
 OPTIONS = [*PLAIN, *SMALL, "report=false", "trainer.epochs=1", "head=span"]
 OPTIONS += ["adapters.text.max_len=48", "head.overlap=16"]

@@ -16,8 +16,8 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.core.untrusted import parsed_cell, shortened
-from dxn.tasks.span.windows import Windows, crop, special_tokens
 from dxn.tasks.target import Target
+from dxn.tasks.windows import Windows, crop, special_tokens
 from dxn.tokenize.text.tokenizer import plain_text
 
 # Usual names of a text that contains answers, the most likely one first.

@@ -22,8 +22,8 @@ from dxn.tasks.heads import PairPreHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.span.target import SpanTarget
-from dxn.tasks.span.windows import WINDOW, Windows
 from dxn.tasks.task import Task
+from dxn.tasks.windows import WINDOW, Windows
 from dxn.tokenize.text.tokenizer import plain_text
 
 if TYPE_CHECKING:
