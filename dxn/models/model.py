@@ -55,6 +55,8 @@ class MultimodalModel(Network):
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
     """
 
+    # Names of the weights that come from a checkpoint.
+    loaded: frozenset[str] = frozenset()
     # Any, because the types of the parts are those of the user.
     adapters: Any
     fusion: Any

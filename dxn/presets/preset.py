@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dxn.config.instantiate import build, completed
-from dxn.config.values import assign, lookup, overriding
+from dxn.config.values import assign, is_below, lookup, overriding
 from dxn.core.randomness import evenly_spaced, spaced_rows
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import FIT_ROWS, TARGET, Source
+from dxn.presets.finetuning import MAX_TRAINED, Start, advise_finetuning, tokens_of
+from dxn.presets.finetuning import MINUTES as MINUTES_OF_FINETUNING
 from dxn.presets.rules import (
     MUON,
     Advice,
@@ -33,6 +35,9 @@ from dxn.presets.rules import (
 from dxn.tasks import Task
 from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import Reader
+
+if TYPE_CHECKING:
+    from dxn.runs.filling import InitialWeights
 
 AUTO = "auto"
 # By modality, from some cells of the training split, which are not None. Others can be added.
@@ -104,14 +109,16 @@ def choose_options(
     readers: Mapping[str, Reader],
     device: torch.device,
     trust: Sequence[str] = (),
+    *,
+    weights: InitialWeights | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration with the options of the preset, and lines to print.
 
-    Nothing is changed with preset=plain, with pretraining, and for a task that has no preset. The
-    lines also recommend public weights, if they usually help.
+    Nothing is changed with preset=plain, with pretraining, for a task that has no preset, and with
+    the weights of a model of dxn. The lines also recommend public weights, if they usually help.
 
     Args:
-        config: The configuration of a training that starts from random weights.
+        config: The configuration of a training.
         chosen: Dotted keys and groups that the user or the experiment set.
         task: The task.
         source: The data source.
@@ -119,17 +126,29 @@ def choose_options(
         readers: Reader of each adapter, by adapter key in the configuration.
         device: Device of the training, whose speed is measured for long texts.
         trust: Top-level packages besides dxn whose code the configuration may use.
+        weights: Checkpoints that the training starts from.
     """
     values = copy.deepcopy(dict(config))
     modalities = {readers[key].modality for key in nodes.values()}
-    lines = recommended(task.answer_kind, modalities, source.num_training_rows, device)
+    lines: list[str] = []
+    if weights is None:
+        lines = recommended(task.answer_kind, modalities, source.num_training_rows, device)
     is_codec = task.answer_kind is AnswerKind.CODES
     has_preset = is_codec or (task.space is not None and task.space.kind is not None)
+    has_preset = has_preset if weights is None else weights.are_published
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, lines
     used: list[Advice] = []
-    for advice in _all_advice(config, chosen, task, source, nodes, readers, device, trust):
+    all_advice = (
+        _all_advice(config, chosen, task, source, nodes, readers, device, trust)
+        if weights is None
+        else _finetuning_advice(config, chosen, weights, source, nodes, readers, device, trust)
+    )
+    for advice in all_advice:
+        # The rate that the user chose is the highest one.
+        if advice.key == "optimizer.new_lr" and is_chosen("optimizer.lr", chosen):
+            continue
         exists, old = lookup(values, advice.key)
         is_free = not is_chosen(advice.key, chosen) and overriding(values, advice.key) is None
         if advice.key == "batch_size":  # which is the default of the other option
@@ -245,6 +264,52 @@ def _all_advice(
             yield from rules(shown, replace(facts, prefix=f"adapters.{key}"))
 
 
+def _finetuning_advice(
+    config: Mapping[str, Any],
+    chosen: frozenset[str],
+    weights: InitialWeights,
+    source: Source,
+    nodes: Mapping[str, str],
+    readers: Mapping[str, Reader],
+    device: torch.device,
+    trust: Sequence[str],
+) -> Iterator[Advice]:
+    train = source.splits["train"]
+    sample = train.take(spaced_rows(len(train), MAX_CELLS)) if len(train) > MAX_CELLS else train
+    # Of the matrices of the blocks: four of the attention, and eight of the layer after it.
+    parameters = 12 * config["dim"] ** 2 * config["backbone"].get("depth", 0)
+    of_backbone, of_encoders = 0.0, 0.0  # tokens of a row, and seconds
+    speeds: dict[str, float] = {}
+    for name, key in nodes.items():
+        node = config["adapters"][key]
+        cells = [cell for cell in sample.cells.get(name, ()) if cell is not None]
+        options = node.get("adapter") or node
+        tokens = tokens_of(readers[key].modality, options, cells) if cells else 0.0
+        of_backbone += tokens
+        if node.get("backbone"):  # an adapter with an encoder of its own
+            if key not in speeds:
+                speeds[key] = seconds_per_token(node, device, trust, dim=options["dim"])
+            of_encoders += speeds[key] * tokens
+    seconds = of_encoders
+    if parameters <= MAX_TRAINED:  # the speed of a larger one does not matter
+        seconds += seconds_per_token(config, device, trust) * of_backbone
+    rows = source.num_training_rows
+    limit = config["trainer"].get("max_minutes")
+    limit = limit if is_chosen("trainer.max_minutes", chosen) else MINUTES_OF_FINETUNING
+    fitting = math.inf if limit is None else 60 * limit / max(OVERHEAD * seconds * rows, 1e-9)
+    yield from advise_finetuning(
+        Start(
+            rows,
+            parameters=parameters,
+            writes=weights.main is not None and weights.main.architecture.writes,
+            has_backbone=weights.main is not None,
+            epochs_within_limit=fitting,
+            minutes=limit,
+            is_kind_chosen=any(is_below(key, ["finetune"]) for key in chosen),
+        )
+    )
+
+
 def _training_advice(
     facts: Facts, chosen: frozenset[str], *, is_validated: bool
 ) -> Iterator[Advice]:
@@ -309,14 +374,25 @@ def _training_advice(
 
 
 def seconds_per_token(
-    config: Mapping[str, Any], device: torch.device, trust: Sequence[str] = ()
+    config: Mapping[str, Any],
+    device: torch.device,
+    trust: Sequence[str] = (),
+    *,
+    dim: int | None = None,
 ) -> float:
-    """Measure the time of a training step of the backbone per token of a batch."""
+    """Measure the time of a training step of the backbone per token of a batch.
+
+    Args:
+        config: The configuration, or the node of an adapter, with the key backbone.
+        device: Device of the training.
+        trust: Top-level packages besides dxn whose code the configuration may use.
+        dim: Width of a token. Default: the key dim of the configuration.
+    """
     size, length = MEASURED
     # The weights of the model must not depend on this measurement.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         backbone = build(config["backbone"], key="backbone", trust=trust).to(device)
-        x = torch.randn(size, length, config["dim"], device=device)
+        x = torch.randn(size, length, dim or config["dim"], device=device)
         mask = torch.ones(size, length, dtype=torch.bool, device=device)
         tokens = Tokens(x, mask, (Span("x", "x", 0, length, torch.zeros(size, length, 1)),))
         times = []

@@ -31,6 +31,11 @@ class InitialWeights:
         main = [] if self.main is None else [self.main]
         return [*main, *self.adapters.values()]
 
+    @property
+    def are_published(self) -> bool:
+        """Whether none of the checkpoints is a model that was trained with dxn."""
+        return not any(public.family.is_dxn for public in self.checkpoints)
+
     def source(self, key: str, modality: str) -> PublicModel | None:
         """Return the checkpoint of the adapter `key`; None if it starts from random weights."""
         # The more specific option has priority: weights.adapters.NAME over weights.

@@ -279,12 +279,20 @@ def prepare(
 
     # 3. The options that the preset chooses for this data.
     config, lines = {**asked, "head": head_options}, list[str]()
-    if old is None and weights is None:
+    if old is None:
         in_use = {name: option_keys[spec.adapter] for name, spec in inputs.items()}
         # The preset measures the speed of this machine, and the processes can be on several.
         config, lines = from_first(
             lambda: choose_options(
-                config, settings.chosen, task, source, in_use, readers, device, trust
+                config,
+                settings.chosen,
+                task,
+                source,
+                in_use,
+                readers,
+                device,
+                trust,
+                weights=weights,
             )
         )
     # Again, because the targets can choose the task, and the preset other options.
@@ -370,6 +378,7 @@ def prepare(
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.target.bind({name: model.adapter(name) for name in model.inputs})
         loaded = sorted(weights.loaded(model, task))
+    model.loaded = frozenset(loaded)
     data = {name: SplitFingerprint(**content) for name, content in fingerprints.items()}
     run = Training(
         settings=replace(settings, values=config),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dxn.models.attention import Attention
 from dxn.models.blocks import Mlp
 from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 from dxn.training.checkpoint import unchanged
 
 # Coefficients of the polynomial and number of iterations that Jordan et al. chose. Five iterations
@@ -62,6 +63,7 @@ def adamw(
     betas: Sequence[float] = (0.9, 0.98),
     eps: float = 1e-8,
     layer_decay: float = 1.0,
+    new_lr: float | None = None,
 ) -> Callable[[nn.Module], AdamW]:
     """AdamW (arXiv:1711.05101) with weight decay on matrices only.
 
@@ -74,6 +76,8 @@ def adamw(
         eps: Constant added to the denominator.
         layer_decay: Ratio of the learning rates of each block and the block after it. The head has
             the full learning rate, the adapters have the smallest one.
+        new_lr: Highest learning rate of the weights that do not come from a checkpoint, if others
+            do. Null: lr.
 
     Returns:
         A function that creates the optimizer of a model.
@@ -82,9 +86,10 @@ def adamw(
         ValueError: If an option is out of range.
     """
     _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
+    _check(new_lr=new_lr or 0.0)
 
     def make(model: nn.Module) -> AdamW:
-        groups = _groups(model, lr, weight_decay, layer_decay)
+        groups = _groups(model, lr, weight_decay, layer_decay, new_lr)
         return AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 
     return make
@@ -99,6 +104,7 @@ def muon(
     betas: Sequence[float] = (0.9, 0.98),
     eps: float = 1e-8,
     layer_decay: float = 1.0,
+    new_lr: float | None = None,
 ) -> Callable[[nn.Module], Muon]:
     """Muon for linear and convolutional layers (see `Muon`), AdamW for the rest.
 
@@ -115,6 +121,8 @@ def muon(
         eps: Constant added to the denominator of AdamW.
         layer_decay: Ratio of the learning rates of each block and the block after it. The head has
             the full learning rate, the adapters have the smallest one.
+        new_lr: Highest learning rate of the weights that do not come from a checkpoint, if others
+            do. Null: lr.
 
     Returns:
         A function that creates the optimizer of a model.
@@ -123,12 +131,13 @@ def muon(
         ValueError: If an option is out of range.
     """
     _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
+    _check(new_lr=new_lr or 0.0)
     _check(momentum=momentum, scale=scale)
 
     def make(model: nn.Module) -> Muon:
         matrices = matrices_of(model)
         groups = []
-        for group in _groups(model, lr, weight_decay, layer_decay):
+        for group in _groups(model, lr, weight_decay, layer_decay, new_lr):
             for number in sorted({0, *matrices.values()}):
                 chosen = [p for p in group["params"] if matrices.get(id(p), 0) == number]
                 if chosen:
@@ -152,6 +161,7 @@ def sgd(
     momentum: float = 0.9,
     nesterov: bool = True,
     layer_decay: float = 1.0,
+    new_lr: float | None = None,
 ) -> Callable[[nn.Module], torch.optim.SGD]:
     """Stochastic gradient descent with momentum, and weight decay on matrices only.
 
@@ -162,6 +172,8 @@ def sgd(
         nesterov: Whether to use Nesterov momentum.
         layer_decay: Ratio of the learning rates of each block and the block after it. The head has
             the full learning rate, the adapters have the smallest one.
+        new_lr: Highest learning rate of the weights that do not come from a checkpoint, if others
+            do. Null: lr.
 
     Returns:
         A function that creates the optimizer of a model.
@@ -170,18 +182,19 @@ def sgd(
         ValueError: If an option is out of range.
     """
     _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, momentum=momentum)
+    _check(new_lr=new_lr or 0.0)
     if nesterov and not momentum:
         raise ValueError("nesterov needs a momentum above 0, got momentum=0")
 
     def make(model: nn.Module) -> torch.optim.SGD:
-        groups = _groups(model, lr, weight_decay, layer_decay)
+        groups = _groups(model, lr, weight_decay, layer_decay, new_lr)
         return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
     return make
 
 
 def _groups(
-    model: nn.Module, lr: float, weight_decay: float, layer_decay: float
+    model: nn.Module, lr: float, weight_decay: float, layer_decay: float, new_lr: float | None
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of an optimizer, with the highest learning rate first.
 
@@ -196,19 +209,15 @@ def _groups(
             for name, parameter in module.named_parameters(recurse=False):
                 if name.startswith("weight"):
                     decayed.add(id(parameter))
-    depth = len(model.blocks) if isinstance(model, MultimodalModel) else 0
+    loaded = model.loaded if isinstance(model, MultimodalModel) else frozenset()
+    depths = _depths(model)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for full_name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        # The layer determines the learning rate. 0: adapters and embeddings. 1 to depth: the
-        # blocks. depth + 1: everything after the blocks.
-        name, layer = shared_name(full_name), depth + 1
-        if name.startswith("backbone.blocks."):
-            layer = int(name.split(".")[2]) + 1
-        elif name.startswith(EMBEDDING_PREFIXES):
-            layer = 0
-        rate = lr * layer_decay ** (depth + 1 - layer)
+        rate = lr * layer_decay ** _layers_after(full_name, depths)
+        if new_lr is not None and loaded and full_name not in loaded:
+            rate = new_lr
         # One group for all parameters with the same rate and decay: each group is one call of the
         # fused kernel.
         decay = weight_decay if id(parameter) in decayed else 0.0
@@ -223,6 +232,32 @@ def _groups(
         {"params": groups[rate, decay], "lr": rate, "weight_decay": decay}
         for rate, decay in sorted(groups, reverse=True)
     ]
+
+
+def _depths(model: nn.Module) -> dict[str, int]:
+    """Return the number of blocks of the backbone ("") and of each encoder, by its prefix."""
+    if not isinstance(model, MultimodalModel):
+        return {"": 0}
+    encoders = {
+        f"adapters.{key}.": len(adapter.backbone.blocks)
+        for key, adapter in model.get_submodule("adapters").named_children()
+        if isinstance(adapter, EncodedAdapter)
+    }
+    return {**encoders, "": len(model.blocks)}
+
+
+def _layers_after(name: str, depths: Mapping[str, int]) -> int:
+    """Return the number of layers between a parameter and the output of its backbone or encoder.
+
+    0: everything after the blocks. 1 to the depth: the blocks. One more: adapters and embeddings.
+    """
+    name = shared_name(name)
+    prefix = next(filter(name.startswith, depths))
+    name = name.removeprefix(prefix)
+    if name.startswith("backbone.blocks."):
+        return depths[prefix] - int(name.split(".")[2])
+    is_before = name.startswith(("adapter.", "fusion.") if prefix else EMBEDDING_PREFIXES)
+    return depths[prefix] + 1 if is_before else 0
 
 
 def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], float]:

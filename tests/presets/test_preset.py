@@ -5,11 +5,14 @@ import pytest
 import soundfile
 import torch
 import yaml
+from helpers.checkpoints import save_peer
 from helpers.data import write_table
 from helpers.runs import SMALL, table_of
 from PIL import Image
+from tokenizers import Tokenizer, models
 
 from dxn.cli import main
+from dxn.presets.finetuning import LR, Start, advise_finetuning
 from dxn.presets.preset import RULES, is_chosen, recommended
 from dxn.presets.rules import Facts
 from dxn.tasks.space import AnswerKind
@@ -88,7 +91,44 @@ def test_a_resumed_run_keeps_the_options_of_its_preset(tmp_path, capsys):
     assert after["adapters"] == before["adapters"]
 
 
-def test_weights_determine_the_options_instead_of_the_preset(tmp_path, capsys):
+def advised_for(**facts):
+    about = {"rows": 5000, "parameters": 10**7, "writes": False, "has_backbone": True}
+    start = Start(**{**about, "epochs_within_limit": 20.0, "minutes": 10.0, **facts})
+    return {each.key: each.value for each in advise_finetuning(start)}
+
+
+def test_published_weights_have_small_rates_and_few_epochs(tmp_path, capsys):
+    torch.manual_seed(0)
+    save_peer("BERT", tmp_path / "bert")
+    words = {f"w{i}": i for i in range(40)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.save(str(tmp_path / "bert" / "tokenizer.json"))
+    (tmp_path / "table.csv").write_text(table_of(40))
+    options = [str(tmp_path / "table.csv"), f"weights={tmp_path}/bert", "baseline=none"]
+    assert main(["train", *options, f"run={tmp_path}/run", "trainer.epochs=1"]) == 0
+    config = saved(tmp_path / "run")
+    assert config["optimizer"]["lr"] == LR < config["optimizer"]["new_lr"]
+    assert config["optimizer"]["layer_decay"] < 1 and config["batch_size"] == 16
+    assert config["finetune"]["freeze"] is None and not config["finetune"]["lora_rank"]
+    assert "preset: optimizer.lr=5e-05" in capsys.readouterr().out
+    # The rate of the user is the highest one.
+    assert main(["train", *options, f"run={tmp_path}/own", "optimizer.lr=0.01",
+                 "trainer.epochs=1"]) == 0  # fmt: skip
+    assert saved(tmp_path / "own")["optimizer"]["new_lr"] is None
+
+
+def test_the_measured_speed_decides_which_published_weights_are_trained():
+    assert advised_for(epochs_within_limit=3.0)["optimizer.lr"] == LR
+    assert advised_for(epochs_within_limit=2.5)["finetune.lora_rank"] == 16
+    assert advised_for(epochs_within_limit=1.0)["finetune.freeze"] == "all"
+    assert advised_for(parameters=10**9)["finetune.lora_rank"] == 16
+    chosen = advised_for(epochs_within_limit=1.0, is_kind_chosen=True)
+    assert not any(key.startswith("finetune") for key in chosen)
+    assert advised_for(rows=100)["trainer.epochs"] > advised_for(rows=50_000)["trainer.epochs"]
+    assert "trainer.max_minutes" not in advised_for(minutes=None)
+
+
+def test_weights_of_dxn_determine_the_options_instead_of_the_preset(tmp_path, capsys):
     assert train_texts(tmp_path) == 0
     capsys.readouterr()
     table, weights = f"{tmp_path}/table.csv", f"weights={tmp_path}/run"

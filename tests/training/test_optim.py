@@ -157,6 +157,26 @@ def test_layer_decay_lowers_the_rate_from_the_head_to_the_adapters():
         assert rates[id(p)] == next(v for k, v in expected.items() if name.startswith(k)), name
 
 
+def test_weights_without_a_checkpoint_have_a_rate_of_their_own():
+    model = MultimodalModel(
+        {"image": nn.Linear(3, 10)},
+        inputs={"image": "image"},
+        fusion=EarlyFusion(10, inputs=("image",), pool="cls"),
+        backbone=Backbone(10, depth=1, num_heads=5),
+        head=LinearHead(PreHead(10), 3),
+    )
+    model.loaded = frozenset(n for n, _ in model.named_parameters() if not n.startswith("head."))
+    for make in (adamw, sgd):
+        groups = make(lr=2.0, layer_decay=0.5, new_lr=8.0)(model).param_groups
+        rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+        assert {rates[id(p)] for p in model.head.parameters()} == {8}
+        assert {rates[id(p)] for p in model.backbone.blocks.parameters()} == {1}
+        assert {rates[id(p)] for p in model.adapters.parameters()} == {0.5}
+    # Without a checkpoint, all weights are new.
+    model.loaded = frozenset()
+    assert max(group["lr"] for group in adamw(lr=2.0, new_lr=8.0)(model).param_groups) == 2
+
+
 def test_every_prefix_of_an_embedding_names_a_parameter():
     """A renamed parameter would silently get the rate of the head."""
     names = [name for name, _ in make_model().named_parameters()]

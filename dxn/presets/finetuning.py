@@ -1,0 +1,134 @@
+"""Options for a training that starts from public weights (preset=auto).
+
+docs/presets.md lists the rules with the measurements behind them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dxn.presets.rules import Advice
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.text.scripts import count_words
+
+# Samples that a training sees over all epochs: published weights need fewer than random ones.
+VIEWS = 60_000
+MIN_EPOCHS, MAX_EPOCHS = 3, 30
+MINUTES = 10.0
+PATIENCE = 0.3
+FEW = 2_000  # rows up to which batches are small
+# Learning rates. All weights: as in the appendix of BERT (arXiv:1810.04805); published language
+# models change less. New weights, such as those of a head or of low-rank updates, start from zero.
+LR, WRITER_LR = 5e-5, 2e-5
+NEW_LR, NEW_BACKBONE_LR = 5e-4, 1e-3
+WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
+# Epochs of all weights that must fit into the time limit. With fewer, but at least FEWEST, low-rank
+# updates take two thirds of the time; otherwise the published weights stay as they are, and the
+# new ones take a third of it.
+ENOUGH_EPOCHS, FEWEST_EPOCHS = 3.0, 2.0
+LORA_RANK = 16
+# Parameters from which the state of an optimizer for all of them needs too much memory: 16 bytes
+# for each, with its gradient.
+MAX_TRAINED = 500_000_000
+# Subwords of a word, and tokens of other inputs whose number is not known.
+SUBWORDS = 1.4
+UNKNOWN_TOKENS = 200
+TOKENS_PER_SECOND = 50  # of Whisper's encoder
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known about the published weights of a training.
+
+    Args:
+        rows: Number of training rows.
+        parameters: Number of parameters of the blocks.
+        writes: Whether the model writes texts.
+        has_backbone: Whether the backbone has published weights. Otherwise only encoders of single
+            inputs have them.
+        epochs_within_limit: Epochs of all weights that fit into the time limit, from the measured
+            speed.
+        minutes: The time limit. None: there is none.
+        is_kind_chosen: Whether the user chose which weights are trained.
+    """
+
+    rows: int
+    parameters: int
+    writes: bool
+    has_backbone: bool
+    epochs_within_limit: float
+    minutes: float | None
+    is_kind_chosen: bool = False
+
+
+def advise_finetuning(start: Start) -> Iterator[Advice]:
+    """Yield the options of a training from published weights."""
+    about = f"published weights, {start.rows:,} training rows"
+    epochs = min(max(math.ceil(VIEWS / start.rows), MIN_EPOCHS), MAX_EPOCHS)
+    options: dict[str, Any] = {
+        "trainer.epochs": epochs,
+        "trainer.patience": PATIENCE,
+        "trainer.max_minutes": start.minutes,
+        "batch_size": 16 if start.rows < FEW else 32,
+        "scheduler.warmup": WARMUP,
+        "optimizer.weight_decay": WEIGHT_DECAY,
+        "optimizer.new_lr": NEW_LR if start.has_backbone else NEW_BACKBONE_LR,
+    }
+    for key, value in options.items():
+        if value is not None:
+            yield Advice(key, value, about)
+    fitting = start.epochs_within_limit
+    reason = "all epochs fit into the time limit"
+    if start.minutes is not None and fitting < epochs:
+        reason = f"{fitting:.2g} epochs of all weights fit into {start.minutes:g} minutes"
+    kind: dict[str, Any] = {
+        "optimizer.lr": WRITER_LR if start.writes else LR,
+        "optimizer.layer_decay": LAYER_DECAY,
+    }
+    if start.is_kind_chosen:
+        reason = about
+    elif start.parameters > MAX_TRAINED or FEWEST_EPOCHS <= fitting < ENOUGH_EPOCHS:
+        kind = {"finetune.lora_rank": LORA_RANK, "finetune.lora_targets": ["all-linear"]}
+        if start.parameters > MAX_TRAINED:
+            reason = f"{start.parameters:,} parameters"
+    elif fitting < FEWEST_EPOCHS:
+        kind = {"finetune.freeze": "all"}
+    for key, value in kind.items():
+        yield Advice(key, value, reason)
+
+
+def tokens_of(modality: str, node: Mapping[str, Any], cells: Sequence[Any]) -> float:
+    """Estimate the mean number of tokens of an input.
+
+    Args:
+        modality: Its modality.
+        node: Options of its adapter.
+        cells: Some of its cells.
+    """
+    if modality == "text":
+        texts = [cell if isinstance(cell, str) else " ".join(map(str, cell)) for cell in cells]
+        limit = node.get("max_len") or math.inf
+        return statistics.mean(min(SUBWORDS * count_words(text) + 2, limit) for text in texts)
+    if modality == "image":
+        size = node.get("image_size")
+        sides = size if isinstance(size, Sequence) else [size, size]
+        patch = node.get("patch_size")
+        lengths = patch if isinstance(patch, Sequence) else [patch, patch]
+        pairs = zip(sides, lengths, strict=True)
+        return math.prod(side / length for side, length in pairs if side and length)
+    if modality == "audio":
+        from dxn.tokenize.audio.reader import audio_seconds
+
+        seconds: list[float] = []
+        for cell in cells:
+            try:
+                seconds.append(audio_seconds(cell) or 0.0)
+            except (BadMedia, ValueError):  # reported when the rows are read
+                continue
+        if seconds:
+            return TOKENS_PER_SECOND * statistics.mean(seconds)
+    return UNKNOWN_TOKENS
