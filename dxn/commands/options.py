@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+HUB_REVISION = re.compile(rf"{HUB_ID.pattern}@[\w./-]+")
 Count = Annotated[int, Ge(1)]
 PATTERN = re.compile(r"[*?\[]|://")  # a pattern of paths or an address, instead of one path
 # Options of data sources that are paths. The first one that is set decides which source that is.
@@ -175,6 +176,25 @@ def find_weights(key: str, value: Any, settings: Settings) -> tuple[Any, str | N
     raise UserError(
         f"{key}: file or folder not found: {source} (current directory: {Path.cwd()}); {advice}"
     )
+
+
+def find_encoders(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+    """Return the sources of encoders by input, see `find_weights`, or a word that chooses them.
+
+    A model on the hub can have a revision: OWNER/NAME@REVISION.
+    """
+    typed = sorted(name for name in settings.chosen if name.startswith(f"{key}."))
+    if typed and key in settings.chosen:
+        raise UserError(f"{key}: has no effect with {typed[0]}; leave one of them out")
+    if not isinstance(value, Mapping):
+        return value, None
+    found, notes = dict(value), list[str]()
+    for name, source in value.items():
+        if source == "none" or HUB_REVISION.fullmatch(source):
+            continue
+        found[name], note = find_weights(f"{key}.{name}", source, settings)
+        notes += [note] if note else []
+    return found, "\n".join(notes) or None
 
 
 def check_input(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:

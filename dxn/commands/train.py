@@ -16,6 +16,7 @@ from dxn.commands.options import (
     Data,
     Seed,
     Weights,
+    find_encoders,
     find_weights,
 )
 from dxn.config.command import Group, PathOption
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dxn.config.words import Request
     from dxn.runs.train import Trained
 
+Pretrained = Annotated[Literal["none"] | Mapping[str, str], PathOption(find_encoders)]
 # Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
 # run it has already been resolved, so changing the key must change these too.
 DERIVED = {"batch_size": ("trainer.batch_size",)}
@@ -77,6 +79,8 @@ class Train(Data):
         name: Name of the folder in output (default: name of the target column).
         output: Parent folder of all run folders.
         run: Run folder to write (default: output/name/date_time).
+        pretrained: Published encoders of the inputs: none, or a file, folder or hub id (OWNER/NAME,
+            OWNER/NAME@REVISION) by input or modality: pretrained.text=...
         share_adapters: Whether inputs of a modality share one adapter; table columns never do.
         share_backbone: Whether all inputs share one backbone; false needs late or bottleneck
             fusion.
@@ -109,6 +113,11 @@ class Train(Data):
         "weights.source": ["weights.revision", "weights.part", "weights.prompt"],
         "weights.source or weights.adapters": ["weights.strict"],
     }
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {
+        "weights.source": ["pretrained"],
+        "weights.adapters": ["pretrained"],
+        "pretrain": ["pretrained"],
+    }
 
     preset: Literal["auto", "plain"] = "auto"
     baseline: Literal["auto", "always", "none"] = "auto"
@@ -124,6 +133,7 @@ class Train(Data):
     share_adapters: bool = True
     share_backbone: bool = True
     weights: StartWeights = StartWeights()
+    pretrained: Pretrained = "none"
     adapters: Adapters
     fusion: Annotated[Any, Group("early")]
     head: Annotated[Any, Group("auto")]

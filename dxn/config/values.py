@@ -189,7 +189,8 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
         return f"must be {described}, got {value!r}{hint}"
     listed = choices(annotation)
     hint = did_you_mean(str(value), listed, "{}")
-    return f"must be one of {', '.join(listed)}, got {value!r}{hint}"
+    mapping = "" if value_type(annotation) is None else ", or a mapping"
+    return f"must be one of {', '.join(listed)}{mapping}, got {value!r}{hint}"
 
 
 @functools.cache

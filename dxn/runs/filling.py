@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dxn.models.model import MultimodalModel, module_key
@@ -44,6 +44,15 @@ class InitialWeights:
         if self.main is not None and self.main.adapter_key(key, modality) is not None:
             return self.main
         return None
+
+    def by_adapter(self, nodes: Mapping[str, str]) -> InitialWeights:
+        """Return the same checkpoints by the keys that the adapters have in the model.
+
+        Args:
+            nodes: Key of each adapter in the configuration, by its key in the model.
+        """
+        adapters = {key: self.adapters[n] for key, n in nodes.items() if n in self.adapters}
+        return replace(self, adapters=adapters)
 
     def prepare(self, adapters: Mapping[str, Any], task: Task) -> None:
         """Load the tokenizers of the checkpoints into the adapters and the task.

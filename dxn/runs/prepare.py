@@ -159,6 +159,7 @@ class Training:
         return bool(
             values["weights"]["source"]
             or values["weights"]["adapters"]
+            or values["pretrained"] != "none"
             or values.get("pretrain")
             or self.finetune.freeze is not None
             or self.finetune.rank
@@ -274,6 +275,20 @@ def prepare(
     if not task.is_supervised:
         source = without_target(source)
     inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
+    if old is None and weights is None and asked["pretrained"] != "none":
+        from dxn.runs.pretrained import start_pretrained
+
+        start = start_pretrained(replace(settings, values=asked), inputs, option_keys, readers)
+        asked, weights = start.config, start.weights
+        for line in start.lines:
+            print_line(line)
+        # The checkpoints determine options of the adapters and of the head.
+        readers = readers_of(asked, trust)
+        head = build(asked["head"], key="head", trust=trust)
+        task, head_options, notes = decide_task(head, asked, source, readers, trust)
+        inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
+    if weights is not None:
+        weights = weights.by_adapter(option_keys)
     if not source.splits.get("validation") and not asked["loader"]["overfit"]:
         check_unvalidated(asked)
 

@@ -137,6 +137,19 @@ def data_name(node: Mapping[str, Any], name: str | None) -> str:
     return name or str(node["_target_"]).rpartition(".")[2]
 
 
+def initial_weights(config: Mapping[str, Any]) -> str:
+    """Return the checkpoints that a run starts from, as its options name them; "" if none."""
+    weights, encoders = config["weights"], config.get("pretrained")
+    parts: list[str] = []
+    if source := weights.get("source"):
+        revision = weights.get("revision")
+        parts.append(source if revision is None else f"{source}@{revision}")
+    for named in (weights.get("adapters"), encoders):
+        if isinstance(named, Mapping):
+            parts += [f"{key}={source}" for key, source in named.items() if source]
+    return ", ".join(parts)
+
+
 def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:
     """Return the number of rows of each class, by split. Empty if targets are not class names.
 

@@ -121,10 +121,12 @@ class EncodedAdapter(Adapter):
         x = self.up(columns.x)
         if self.down is not None:
             x = self.down(F.gelu(x))
-        locate = tokens.spans[-1].locate
-        if (count := x.shape[1] - len(tokens.spans[-1])) > 0:
+        of_input = tokens.spans[-1]
+        locate = of_input.locate
+        # Not `len`, which would make the size a constant of an exported graph.
+        if (count := x.shape[1] - (of_input.stop - of_input.start)) > 0:
             # Leading tokens have no position in the input.
-            locate = partial(_after, count, tokens.spans[-1])
+            locate = partial(_after, count, of_input)
         span = Span(self.modality, self.modality, 0, x.shape[1], locate)
         return Tokens(x, columns.mask, (span,), columns.num_real)
 

@@ -14,6 +14,7 @@ import torch
 import dxn
 from dxn.core.display import number
 from dxn.core.results import ALL, Results
+from dxn.runs.record import initial_weights
 from dxn.tasks import Task
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class Card:
         plan: What determines the model.
         task: The fitted task.
         overrides: Options of the training as the user typed them.
+        start: Checkpoints that the training started from. Empty: random weights.
     """
 
     title: str
     plan: ModelPlan
     task: Task
     overrides: tuple[str, ...] = ()
+    start: str = ""
 
     def markdown(self, results: Results) -> str:
         """Return the card in Markdown.
@@ -56,6 +59,8 @@ class Card:
             lines.append(f"- data: {data.name}; rows: {_rows(data.rows)}")
             saved = f", those of {_epochs(results)}"
         lines.append(f"- weights: {results.parameters:,} parameters{saved}")
+        if self.start:
+            lines.append(f"- initial weights: {self.start}")
         if results.formula:
             lines.append(f"- answers: the mixture {results.formula}")
         lines += ["- license: not set", ""]
@@ -98,6 +103,7 @@ def card_of(run: Training, task: Task) -> Card:
         else plan.model.model_copy(update={"head": config["pretrain"]["task"], "target": None}),
         task=task,
         overrides=run.overrides,
+        start=initial_weights(config),
     )
 
 

@@ -1,0 +1,126 @@
+"""Trainings whose inputs start from published encoders (`pretrained=`)."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.checkpoints import save_peer, words_of_bert
+from PIL import Image
+from safetensors.torch import load_file
+
+import dxn
+from dxn.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+QUICK = ["target=label", "trainer.precision=float32", "trainer.device=cpu", "baseline=none"]
+STILL = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]  # a training that changes nothing
+MIXED = ["data.text=title", "data.image=photo", "data.number=price"]
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Small checkpoints of texts and pictures, and a table with both and a number."""
+    path = tmp_path_factory.mktemp("published")
+    torch.manual_seed(1)
+    for name, peer in (("bert", "BERT"), ("modern", "ModernBERT"), ("vit", "ViT (transformers)")):
+        (path / name).mkdir()
+        save_peer(peer, path / name)
+        if name != "vit":
+            words_of_bert().save(str(path / name / "tokenizer.json"))
+    (path / "vit" / "preprocessor_config.json").write_text(
+        json.dumps({"do_normalize": True, "size": {"height": 40, "width": 40}})
+    )
+    random, lines = np.random.default_rng(0), ["title,body,photo,price,label,split"]
+    for i in range(ROWS):
+        pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / f"{i}.png")
+        title = f"w{i + 5} w{i % 3 + 50}" if i % 5 else ""
+        photo = f"{i}.png" if i % 7 else ""
+        split = ("train", "train", "validation", "test")[i // 6]
+        lines.append(f"{title},w8 w{i % 4 + 7},{photo},{i / 7:.2f},{'abc'[i % 3]},{split}")
+    (path / "table.csv").write_text("\n".join(lines))
+    return path
+
+
+def words(folder, run, *options):
+    return ["train", str(folder / "table.csv"), *QUICK, *options, f"run={run}"]
+
+
+def train(folder, run, *options):
+    assert main(words(folder, run, *options)) == 0
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_encoder(state, key, source):
+    """The weights of the encoder of an adapter are those of a checkpoint."""
+    prefix = f"adapters.{key}.backbone."
+    names = [name for name in state if name.startswith(prefix)]
+    assert names
+    original = dxn.from_public(str(source)).model.state_dict()
+    for name in names:
+        expected = original[f"backbone.{name.removeprefix(prefix)}"]
+        assert torch.allclose(state[name], expected.float(), rtol=0, atol=1e-12), name
+
+
+def test_each_input_starts_from_its_encoder_and_is_used_like_any_other(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    encoders = [f"pretrained.text={folder / 'bert'}", f"pretrained.photo={folder / 'vit'}"]
+    state = train(folder, run, *encoders, "trainer.epochs=2", *MIXED, *STILL)
+    printed = capsys.readouterr().out
+    assert f"pretrained: photo={folder / 'vit'} (ViT of transformers)" in " ".join(printed.split())
+    assert_encoder(state, "text", folder / "bert")
+    assert_encoder(state, "photo", folder / "vit")
+    assert f"text={folder / 'bert'}" in (run / "model" / "README.md").read_text()
+    model = dxn.load(run)
+    rows = [{"title": "w5 w6", "photo": str(folder / "1.png"), "price": 1.0}, {"title": "w5"}]
+    answers = model.predict(rows)
+    assert len(answers) == 2
+    # Alone, as beside a longer one.
+    (alone,) = model.predict(rows[1:])
+    assert alone["probabilities"] == pytest.approx(answers[1]["probabilities"], abs=1e-5)
+    assert main(["train", f"resume={run}", "trainer.epochs=3"]) == 0
+    assert main(["export", f"run={run}", f"output={tmp_path / 'export'}"]) == 0
+    assert (tmp_path / "export" / "model.onnx").exists()
+
+
+def test_an_input_can_have_an_encoder_of_its_own_and_another_width(folder, tmp_path):
+    own = [f"pretrained.text={folder / 'bert'}", f"pretrained.body={folder / 'modern'}", "dim=16"]
+    state = train(folder, tmp_path / "run", *own, "trainer.epochs=1", *STILL)
+    assert_encoder(state, "text", folder / "bert")
+    assert_encoder(state, "body", folder / "modern")
+    assert state["adapters.body.up.weight"].shape == (16, 12)
+
+
+def test_one_input_starts_as_with_weights(folder, tmp_path):
+    one = ["data.text=[body]", "adapters=[text]", "trainer.epochs=1"]
+    encoder = train(folder, tmp_path / "a", *one, f"pretrained.text={folder / 'bert'}")
+    weights = train(folder, tmp_path / "b", *one, f"weights={folder / 'bert'}")
+    assert all(torch.equal(encoder[name], weights[name]) for name in weights)
+    saved = yaml.safe_load((tmp_path / "a" / ".hydra" / "config.yaml").read_text())
+    assert saved["weights"]["source"] == str(folder / "bert")
+    assert saved["pretrained"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["pretrained.photos=vit"], "pretrained.photos: no input has this name or modality; the"),
+        (["pretrained.price=bert"], "pretrained.price: there is no encoder for a number, got"),
+        (["pretrained.photo=bert"], "pretrained.photo: {folder}/bert reads text, and the input is"),
+        (["pretrained.photo=vit", "weights=bert"], "pretrained.photo: has no effect with weights"),
+        (["pretrained.photo=vit", "pretrain=masked"], "pretrained.photo: has no effect with pret"),
+        (["pretrained.photo=vit", "pretrained=none"], "pretrained: has no effect with pretrained."),
+        (["pretrained=vit"], "pretrained: must be one of none, or a mapping, got '{folder}/vit'"),
+        (["pretrained.photo=no/such/file"], "pretrained.photo: file or folder not found: no/such"),
+    ],
+    ids=lambda v: v[0] if isinstance(v, list) else "",
+)
+def test_wrong_encoders_are_refused_in_one_line(folder, tmp_path, capsys, options, message):
+    paths = [o.replace("=vit", f"={folder / 'vit'}") for o in options]
+    paths = [o.replace("=bert", f"={folder / 'bert'}") for o in paths]
+    assert main(words(folder, tmp_path / "run", *paths)) == 2
+    error = capsys.readouterr().err
+    assert message.format(folder=folder) in " ".join(error.split())
