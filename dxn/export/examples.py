@@ -180,7 +180,8 @@ def random_texts(tokenizer: TextTokenizer, count: int, rand: random.Random) -> l
     """Return texts of different lengths from the tokens of the vocabulary."""
     size = tokenizer.vocabulary.get_vocab_size()
     short = min(SHORT_TEXT, tokenizer.max_len // 4)
-    longest = MAX_WORDS if tokenizer.is_cut else short
+    # The longest text of a batch differs, too: with a prompt, most texts fill a small max_len.
+    longest = rand.randint(1, min(MAX_WORDS, tokenizer.max_len) if tokenizer.is_cut else short)
     texts: list[str] = []
     for _ in range(count):
         ids = [rand.randrange(size) for _ in range(rand.randint(1, longest))]
@@ -224,7 +225,9 @@ def _pictures(
 def random_sounds(tokenizer: AudioTokenizer, count: int, rand: random.Random) -> list[Tensor]:
     """Return waveforms (T,) of different lengths and loudness."""
     rate = tokenizer.sample_rate
-    lengths = [int(rate * rand.uniform(0.1, MAX_SECONDS)) for _ in range(count)]
+    # As in texts: all but short clips can have the same number of frames.
+    longest = rand.uniform(0.1, MAX_SECONDS)
+    lengths = [int(rate * rand.uniform(0.1, longest)) for _ in range(count)]
     return [(_noise((n,), rand) * 2 - 1) * rand.uniform(0.1, 0.9) for n in lengths]
 
 

@@ -31,8 +31,9 @@ from dxn.models import Backbone
 from dxn.runs.saved import model_folder
 from dxn.stacking.stacked import without_baseline
 from dxn.tasks import Classify
-from dxn.tokenize import AudioAdapter, ImageAdapter
+from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 from dxn.tokenize.audio.spectrogram import SpectrogramOptions
+from dxn.tokenize.text.options import TokenizerOptions
 
 ONCE = ["trainer.epochs=1", "report=false"]
 # torch.export and onnxruntime use interfaces of their own that are deprecated.
@@ -370,6 +371,21 @@ def test_sizes_that_differ_become_names_and_others_stay_numbers():
     shapes = {port.name: port.shape for port in find_ports(batches)}
     assert shapes["text.ids"] == shapes["text.mask"] == ("batch", "text_1")
     assert shapes["size.value"] == ("batch", 1)
+
+
+def test_lengths_differ_although_most_texts_and_clips_have_the_maximum():
+    options = TokenizerOptions(prompt="a prompt before each of the texts ")
+    texts = TextAdapter(8, tokenizer=options, max_len=14).fit(
+        ["a prompt before each of the texts"] * 3
+    )
+    clips = AudioAdapter(8, spectrogram=SpectrogramOptions(num_frames=14, pad=False))
+    inputs = {"text": texts, "clip": clips.fit([torch.rand(8_000)])}
+    backbone = Backbone(8, depth=1, num_heads=1)
+    model = dxn.Model(inputs, backbone=backbone, head=Classify(), targets=["a", "b"])
+    for seed in range(20):
+        examples = make_examples(model.predictor.model, seed)
+        for name in ("text.ids", "clip.features"):
+            assert len({tensors[name].shape[1] for _, tensors in examples}) > 1
 
 
 @pytest.mark.exhaustive
