@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -14,8 +13,7 @@ from dxn.core.untrusted import shortened
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.family import Options
 from dxn.weights.hf import unsupported
-
-Settings = Mapping[str, Any]
+from dxn.weights.preprocessor import Settings, check_keys, class_name, refuse
 
 # Mean and standard deviation of each channel: a common default, and the values of two data sets.
 HALF: Settings = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
@@ -72,16 +70,12 @@ PROCESSORS: dict[str, Settings] = {
         "do_split_image": False,
     },
 }
-# The keys that name an image processor, and the form of a name such as "ViTImageProcessorFast".
-TYPES = ("image_processor_type", "video_processor_type", "feature_extractor_type")
+# The form of a name such as "ViTImageProcessorFast".
 TYPE = re.compile(r"(\w+?)(ImageProcessor|VideoProcessor|FeatureExtractor)(Fast|Pil)?")
 # Keys of the file that do not change the pixels of an image in color.
 HARMLESS = frozenset(
     {
-        *TYPES,
-        "_processor_class",
         "_valid_processor_keys",
-        "auto_map",
         "data_format",
         "device",
         "disable_grouping",
@@ -96,9 +90,7 @@ HARMLESS = frozenset(
         "num_frames",
         "num_labels",
         "pad_and_return_pixel_mask",
-        "processor_class",
         "return_metadata",
-        "return_tensors",
     }
 )
 SIZES = ({"height", "width"}, {"shortest_edge"}, {"shortest_edge", "longest_edge"})
@@ -138,16 +130,14 @@ def read_image_processor(
         UserError: If dxn does not support a setting.
     """
     content = checkpoint.preprocessor
-    written = next((str(content[key]) for key in TYPES if content.get(key)), None)
+    written = class_name(checkpoint)
     if written is not None:
         match = TYPE.fullmatch(written)
         name = match[1] if match is not None else ""
         if name not in PROCESSORS:
             unsupported(checkpoint, f"the image processor {shortened(written)}")
     defaults = PROCESSORS[name]
-    for key, value in content.items():
-        if key not in defaults and key not in HARMLESS and value not in (None, False):
-            unsupported(checkpoint, f"{key:.60}={shortened(value)} in preprocessor_config.json")
+    check_keys(checkpoint, {*defaults, *HARMLESS})
     chosen = content or without_file
     settings = {**defaults, **{key: chosen[key] for key in chosen if chosen[key] is not None}}
     if not settings["do_resize"]:
@@ -174,7 +164,7 @@ def _size(checkpoint: Checkpoint, settings: Settings, default: Settings) -> dict
             size = {"shortest_edge": size, "longest_edge": settings.get("max_size")}
     size = {key: side for key, side in size.items() if side is not None}
     if set(size) not in SIZES:
-        unsupported(checkpoint, f"size={shortened(size)} in preprocessor_config.json")
+        refuse(checkpoint, "size", size)
     return size
 
 

@@ -29,6 +29,8 @@ from dxn.weights.conversions import (
     without_leading_rows,
 )
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.feature_extractor import read_feature_extractor
+from dxn.weights.preprocessor import refuse
 from dxn.weights.tokenizers import read_tokenizer
 
 # Names of the layers of a block in BART and Whisper, and of those of a decoder besides.
@@ -292,20 +294,33 @@ def whisper_language(checkpoint: Checkpoint) -> tuple[str, str]:
 
 
 def whisper_audio(checkpoint: Checkpoint) -> Options:
-    settings = checkpoint.preprocessor
     # Whisper pads or truncates every clip to 30 seconds, which are this number of tokens.
     max_len = len(
         checkpoint.tensors[f"{checkpoint.prefix(*WHISPER_BASE)}encoder.embed_positions.weight"]
     )
+    num_frames = FRAMES_PER_TOKEN * max_len
+    settings = read_feature_extractor(
+        checkpoint,
+        "Whisper",
+        feature_size=checkpoint.settings["num_mel_bins"],
+        sampling_rate=16000,  # the mel bins end at 8,000 hertz for any rate
+        padding_value=0,
+        padding_side="right",
+        dither=0,
+    )
+    seconds, hop_length = settings["chunk_length"], settings["hop_length"]
+    frames = seconds * settings["sampling_rate"] // hop_length
+    if checkpoint.preprocessor and frames != num_frames:
+        refuse(checkpoint, "chunk_length", seconds, f"one of {num_frames} frames")
     return {
         "tokens": "frames",
-        "sample_rate": settings.get("sampling_rate", 16000),
+        "sample_rate": settings["sampling_rate"],
         "spectrogram": {
             "frontend": "whisper",
-            "n_fft": settings.get("n_fft", 400),
-            "hop_length": settings.get("hop_length", 160),
-            "n_mels": checkpoint.settings["num_mel_bins"],
-            "num_frames": FRAMES_PER_TOKEN * max_len,
+            "n_fft": settings["n_fft"],
+            "hop_length": hop_length,
+            "n_mels": settings["feature_size"],
+            "num_frames": num_frames,
             # A classifier of transformers sees only the first window.
             "windows": has_decoder(checkpoint),
             "max_seconds": MAX_SECONDS,

@@ -30,12 +30,10 @@ from dxn.weights.family import (
     TensorMap,
     TensorSource,
 )
+from dxn.weights.feature_extractor import read_feature_extractor
 
 # A tensor of the bare model, and its name as a part of a model with a head.
 AST_BASE = ("embeddings.cls_token", "audio_spectrogram_transformer")
-# Mean and standard deviation of the log-mel spectrograms of AudioSet.
-AST_MEAN = -4.2677393
-AST_STD = 4.5689974
 WAV2VEC2_BLOCK: LayerNames = {
     "attn.qkv": tuple(f"attention.{name}_proj" for name in ("q", "k", "v")),
     "attn.proj": "attention.out_proj",
@@ -70,16 +68,13 @@ def ast_architecture(checkpoint: Checkpoint) -> Architecture:
 
 def ast_audio(checkpoint: Checkpoint) -> Options:
     config = checkpoint.settings
-    settings = checkpoint.preprocessor
-    sample_rate = settings.get("sampling_rate", 16000)
-    normalize = {
-        "kind": "dataset",
-        "mean": settings.get("mean", AST_MEAN),
+    sizes = {key: config[key] for key in ("num_mel_bins", "max_length")}
+    settings = read_feature_extractor(checkpoint, "AST", **sizes)
+    sample_rate = settings["sampling_rate"]
+    normalize = {"kind": "dataset", "mean": 0.0, "std": 1.0}
+    if settings["do_normalize"]:
         # AST divides by twice the standard deviation.
-        "std": 2 * settings.get("std", AST_STD),
-    }
-    if not settings.get("do_normalize", True):
-        normalize = {"kind": "dataset", "mean": 0.0, "std": 1.0}
+        normalize |= {"mean": settings["mean"], "std": 2 * settings["std"]}
     return {
         "tokens": "patches",
         "sample_rate": sample_rate,
@@ -87,8 +82,8 @@ def ast_audio(checkpoint: Checkpoint) -> Options:
             "frontend": "kaldi",  # as in the original implementation (section 2.1)
             "n_fft": sample_rate // 40,  # 25 ms
             "hop_length": sample_rate // 100,  # 10 ms
-            "n_mels": config["num_mel_bins"],
-            "num_frames": config["max_length"],
+            "n_mels": settings["num_mel_bins"],
+            "num_frames": settings["max_length"],
         },
         "patch": {
             "size": config["patch_size"],
@@ -212,10 +207,10 @@ def wav2vec2_architecture(checkpoint: Checkpoint) -> Architecture:
 def wav2vec2_audio(
     checkpoint: Checkpoint, config: Mapping[str, Any], *, post_norm: bool
 ) -> Options:
-    settings = checkpoint.preprocessor
+    settings = read_feature_extractor(checkpoint, "Wav2Vec2", feature_size=1)
     return {
         "tokens": "waveform",
-        "sample_rate": settings.get("sampling_rate", 16000),
+        "sample_rate": settings["sampling_rate"],
         "stem": "wav2vec",
         "patch": {
             "wav2vec": {
@@ -230,7 +225,7 @@ def wav2vec2_audio(
                 "output_norm": post_norm,
             }
         },
-        "normalize": {"kind": "clip" if settings.get("do_normalize", True) else "none"},
+        "normalize": {"kind": "clip" if settings["do_normalize"] else "none"},
         "pos_embed": "none",  # the stem has positions
     }
 
