@@ -193,7 +193,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             sampler: Function that chooses the next token from log-probabilities (B, V). Default:
                 the search method of the task.
             on_tokens: Function that is called with the new token ids of texts, by their index,
-                while they are generated. It requires a sampler.
+                while they are generated. Beam search calls it with {}.
         """
         raise NotImplementedError(f"head={self.name} does not generate texts")
 

@@ -116,6 +116,7 @@ def beam_search(
     beams: int,
     length_penalty: float = 0.0,
     rules: Rules = Rules(),
+    on_tokens: OnTokens | None = None,
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
     """Return the best hypothesis for each prompt, found by beam search.
@@ -135,6 +136,8 @@ def beam_search(
         beams: Number of beams per prompt.
         length_penalty: Exponent of the length, see `length_normalized`.
         rules: Rules about the tokens.
+        on_tokens: Function that is called as by `generate`, but with {}, because all tokens can
+            still change. An exception in it stops the search.
         compile_step: See `generate`.
 
     Raises:
@@ -161,7 +164,7 @@ def beam_search(
     )
     return Generation(
         decoder, memory, search, prompt, mask, rules=rules, compile_step=compile_step
-    ).run()
+    ).run(on_tokens)
 
 
 class Generation:
@@ -413,8 +416,10 @@ class Generation:
         return new
 
     def _report(self, on_tokens: OnTokens) -> None:
-        """Pass on the tokens since the last report."""
-        if new := self.new_tokens():
+        """Pass on the tokens since the last report, or {} if the search can change all."""
+        if isinstance(self.search, Beams):
+            on_tokens({})
+        elif new := self.new_tokens():
             on_tokens(new)
 
 

@@ -637,13 +637,15 @@ class Writing:
 def pass_on(texts: Sequence[Text], decode: Decode, new: Mapping[int, list[int]]) -> None:
     """Add new tokens to the texts of a batch, by their index. The other texts have ended.
 
+    Without any, it only checks whether a text needs another token.
+
     Raises:
         Cancelled: If no text needs another token.
     """
     for i, text in enumerate(texts):
         if i in new:
             text.add(new[i], decode)
-        elif not text.is_done:
+        elif new and not text.is_done:
             text.finish(decode(text.ids))
     if all(text.is_done for text in texts):
         raise Cancelled

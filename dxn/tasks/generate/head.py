@@ -113,7 +113,7 @@ class GenerateHead(nn.Module):
         Args:
             memory: Encoded tokens that the decoder attends to.
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
-            on_tokens: See `generate`. Beam search does not call it.
+            on_tokens: See `generate` and `beam_search`.
             **options: Further arguments of `write_window`.
         """
         length, window = memory.x.shape[1], self.window
@@ -164,7 +164,7 @@ class GenerateHead(nn.Module):
             max_new: Maximum number of tokens to generate. Default: the maximum length of the
                 decoder.
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
-            on_tokens: See `generate`. Beam search does not call it.
+            on_tokens: See `generate` and `beam_search`.
         """
         prompt = self.prompt(memory, [begin] if isinstance(begin, int) else begin, choice)
         # These tokens occupy the first of max_len positions.
@@ -190,6 +190,7 @@ class GenerateHead(nn.Module):
             beams=beams,
             length_penalty=length_penalty,
             rules=rules,
+            on_tokens=on_tokens,
         )
 
 
@@ -201,4 +202,4 @@ def _pass_on(
     The samples `others` have further windows, so their texts have not ended.
     """
     started: dict[int, list[int]] = {i: [] for i in others}
-    on_tokens(started | {indices[row]: ids for row, ids in new.items()})
+    on_tokens(new and started | {indices[row]: ids for row, ids in new.items()})
