@@ -190,7 +190,7 @@ def find_encoders(key: str, value: Any, settings: Settings) -> tuple[Any, str | 
         return value, None
     found, notes = dict(value), list[str]()
     for name, source in value.items():
-        if source == "none" or HUB_REVISION.fullmatch(source):
+        if source in ("none", "auto", "small", "base") or HUB_REVISION.fullmatch(source):
             continue
         found[name], note = find_weights(f"{key}.{name}", source, settings)
         notes += [note] if note else []

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from dxn.config.words import Request
     from dxn.runs.train import Trained
 
-Pretrained = Annotated[Literal["none"] | Mapping[str, str], PathOption(find_encoders)]
+Pretrained = Annotated[
+    Literal["none", "auto", "small", "base"] | Mapping[str, str], PathOption(find_encoders)
+]
 # Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
 # run it has already been resolved, so changing the key must change these too.
 DERIVED = {"batch_size": ("trainer.batch_size",)}
@@ -79,8 +81,9 @@ class Train(Data):
         name: Name of the folder in output (default: name of the target column).
         output: Parent folder of all run folders.
         run: Run folder to write (default: output/name/date_time).
-        pretrained: Published encoders of the inputs: none, or a file, folder or hub id (OWNER/NAME,
-            OWNER/NAME@REVISION) by input or modality: pretrained.text=...
+        pretrained: Published encoders of the inputs: none, small or base (fail if one cannot be
+            loaded), auto (the small ones that can), or one of these words or a file, folder or hub
+            id (OWNER/NAME, OWNER/NAME@REVISION) by input or modality: pretrained.text=...
         share_adapters: Whether inputs of a modality share one adapter; table columns never do.
         share_backbone: Whether all inputs share one backbone; false needs late or bottleneck
             fusion.

@@ -159,7 +159,7 @@ class Training:
         return bool(
             values["weights"]["source"]
             or values["weights"]["adapters"]
-            or values["pretrained"] != "none"
+            or isinstance(values["pretrained"], Mapping)
             or values.get("pretrain")
             or self.finetune.freeze is not None
             or self.finetune.rank
@@ -275,10 +275,12 @@ def prepare(
     if not task.is_supervised:
         source = without_target(source)
     inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
-    if old is None and weights is None and asked["pretrained"] != "none":
+    is_free = old is None and weights is None and not asked["pretrain"]
+    if is_free and asked["pretrained"] != "none" and source.splits.get("train"):
         from dxn.runs.pretrained import start_pretrained
 
-        start = start_pretrained(replace(settings, values=asked), inputs, option_keys, readers)
+        new, train = replace(settings, values=asked), source.splits["train"]
+        start = start_pretrained(new, task, train, inputs, option_keys, readers)
         asked, weights = start.config, start.weights
         for line in start.lines:
             print_line(line)

@@ -18,12 +18,27 @@ from dxn.config.settings import Settings
 from dxn.config.values import is_below, refuse_without_effect
 from dxn.core.display import list_names
 from dxn.core.errors import UserError
+from dxn.core.processes import from_first
+from dxn.core.randomness import evenly_spaced
+from dxn.data.rows import Rows
+from dxn.runs.encoders import choose_encoder, fetch, table
 from dxn.runs.filling import InitialWeights
 from dxn.runs.weights import read_initial_weights, with_weights
+from dxn.tasks import Task
 from dxn.tokenize.base import Reader
 from dxn.weights.public import PublicModel
 
-NONE = "none"
+NONE, AUTO = "none", "auto"
+WORDS = (AUTO, "small", "base")
+MAX_CELLS = 200  # texts that decide about the language
+# Options of an experiment that chooses the parts of its model.
+OWN_PARTS = ("adapters", "backbone", "dim", "weights")
+# Tasks that write, or whose answers are about parts of an input, for which encoders with the size
+# of the table were not compared.
+WITHOUT_AUTO = (
+    *("generate", "language", "ctc", "any", "codec"),
+    *("forecast", "detect", "segment", "masked"),
+)
 DEPTH = 2  # blocks of the backbone that combines the tokens of several encoders
 MAX_NAMES = 5  # inputs in an error message
 
@@ -45,8 +60,33 @@ class Start:
     lines: tuple[str, ...] = ()
 
 
+class Unavailable(Exception):
+    """An encoder that is not needed cannot be loaded. The message is the line to print."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint of an input.
+
+    Args:
+        name: What the run records: a file, a folder, or OWNER/NAME@REVISION.
+        modality: Modality of the input.
+        folder: Its local copy. None: it is read by its name.
+        about: What is printed besides its name.
+        is_optional: Whether random weights are used if it does not fit the options of the user.
+    """
+
+    name: str
+    modality: str
+    folder: str | None = None
+    about: str = ""
+    is_optional: bool = False
+
+
 def start_pretrained(
     settings: Settings,
+    task: Task,
+    source: Rows,
     inputs: Mapping[str, Input],
     nodes: Mapping[str, str],
     readers: Mapping[str, Reader],
@@ -55,6 +95,8 @@ def start_pretrained(
 
     Args:
         settings: The settings.
+        task: The task.
+        source: Rows of the training split, whose texts choose an encoder.
         inputs: The inputs of the model.
         nodes: Key of the options of each adapter, by its key in the model.
         readers: Readers by adapter key in the configuration.
@@ -63,11 +105,22 @@ def start_pretrained(
         UserError: If a key is no input, or a checkpoint cannot be used.
     """
     config = copy.deepcopy(settings.values)
-    wanted: Mapping[str, str] = config["pretrained"]
+    wanted = config["pretrained"]
+    scratch = Start({**settings.values, "pretrained": NONE})
+    if wanted == AUTO and not _helps(settings, task):
+        return scratch
+    if isinstance(wanted, str):
+        modalities = dict.fromkeys(spec.modality for spec in inputs.values())
+        wanted = {name: wanted for name in modalities if name in table()}
+        if not wanted and config["pretrained"] != AUTO:
+            raise UserError(
+                f"pretrained: there are encoders only of {', '.join(table())}, and the inputs are "
+                f"{', '.join(modalities)}; leave it out"
+            )
     keys = {name: nodes[spec.adapter] for name, spec in inputs.items()}
     _check_names(wanted, inputs, {name: readers[key].tabular for name, key in keys.items()})
-    sources: dict[str, str] = {}  # by the key of the adapter in the configuration
-    modalities: dict[str, str] = {}
+    words: dict[str, str] = {}  # by the key of the adapter in the configuration
+    columns: dict[str, list[str]] = {}
     for name, spec in inputs.items():
         key = keys[name]
         if name in wanted and name != key:
@@ -78,33 +131,124 @@ def start_pretrained(
             # An adapter with the name of an input is only for this one.
             config["adapters"][name] = copy.deepcopy(config["adapters"][key])
             key = name
-        source = wanted.get(name, wanted.get(spec.modality, NONE))
-        if source != NONE:
-            sources[key], modalities[key] = source, spec.modality
-    config["pretrained"] = sources or NONE
+        words[key] = wanted.get(name, wanted.get(spec.modality, NONE))
+        columns.setdefault(key, []).append(name)
+
+    def find() -> tuple[dict[str, Source], list[str]]:
+        found: dict[str, Source] = {}
+        lines: list[str] = []
+        for key, word in words.items():
+            if word != NONE:
+                names = columns[key]
+                try:
+                    found[key] = _find(key, word, inputs[names[0]].modality, source, names)
+                except Unavailable as error:
+                    lines.append(str(error))
+        return found, lines
+
+    # The first process downloads, and all use the same ones.
+    sources, lines = from_first(find)
     if not sources:
-        return Start(config)
-    if len(inputs) == 1:
-        (source,) = sources.values()
-        place, revision = split_revision(source)
+        return replace(scratch, lines=tuple(lines))
+    config["pretrained"] = {key: found.name for key, found in sources.items()}
+    try:
+        start = _start(replace(settings, values=config), sources, is_single=len(inputs) == 1)
+    except UserError as error:
+        if not all(found.is_optional for found in sources.values()):
+            raise
+        first, *_ = str(error).splitlines()
+        line = f"pretrained: random weights, because the encoders do not fit the options: {first}"
+        return replace(scratch, lines=(*lines, line))
+    return replace(start, lines=(*start.lines, *lines))
+
+
+def _helps(settings: Settings, task: Task) -> bool:
+    """Whether published encoders are used without being asked for."""
+    values = settings.values
+    # Generated data is solved from random weights, and an experiment names all that it needs.
+    is_generated = str(values["data"].get("_target_")).startswith("dxn.datasets.")
+    is_complete = any(is_below(key, OWN_PARTS) for key in settings.experiment)
+    return not is_generated and not is_complete and task.name not in WITHOUT_AUTO
+
+
+def _find(key: str, word: str, modality: str, source: Rows, names: Sequence[str]) -> Source:
+    """Return the checkpoint of an adapter.
+
+    Args:
+        key: Key of the adapter in the configuration.
+        word: Value of the option: auto, small, base or a checkpoint.
+        modality: Modality of its inputs.
+        source: Rows of the training split.
+        names: Its inputs.
+
+    Raises:
+        UserError: If it cannot be loaded.
+        Unavailable: If it cannot be loaded, and need not be.
+    """
+    if word not in WORDS:
+        return Source(word, modality)
+    if modality not in table():
+        raise UserError(
+            f"pretrained.{key}: there is no encoder of a {modality} in the table, got {word}; name "
+            "a checkpoint"
+        )
+    texts: list[Any] = []
+    for name in names:
+        cells = [cell for cell in source.cells.get(name, ()) if cell is not None]
+        texts += evenly_spaced(cells, MAX_CELLS)
+    is_auto = word == AUTO
+    encoder = choose_encoder(modality, "small" if is_auto else word, texts)
+    about = [f"{encoder.megabytes} MB", encoder.license, *filter(None, [encoder.languages])]
+    try:
+        folder, is_cached = fetch(encoder)
+    except UserError as error:
+        reason = f"{encoder.source} is neither in the local cache nor can be downloaded ({error})"
+        if is_auto:
+            raise Unavailable(
+                f"pretrained: {key}: random weights, because {reason}; pretrained=none turns it off"
+            ) from None
+        raise UserError(f"pretrained.{key}: {reason}; name a local folder") from error
+    about.append("from the local cache" if is_cached else "downloaded")
+    return Source(encoder.name, modality, str(folder), ", ".join(about), is_auto)
+
+
+def _start(settings: Settings, sources: Mapping[str, Source], *, is_single: bool) -> Start:
+    """Return what a training with these checkpoints starts from.
+
+    Args:
+        settings: The settings.
+        sources: The checkpoints by the key of the adapter in the configuration.
+        is_single: Whether there is only one input.
+    """
+    config = settings.values
+    if is_single:
+        (found,) = sources.values()
+        place, revision = split_revision(found.name)
         # The same configuration as with weights=.
-        config["weights"] |= {"source": place, "revision": revision}
         config["pretrained"] = NONE
-        weights = read_initial_weights(replace(settings, values=config))
+        local = {"source": _place(found), "revision": None if found.folder else revision}
+        config["weights"] = {**config["weights"], **local}
+        weights = read_initial_weights(settings)
+        config["weights"] |= {"source": place, "revision": revision}
     else:
-        publics = {
-            key: _read(key, source, modalities[key], settings) for key, source in sources.items()
-        }
+        publics = {key: _read(key, found, settings) for key, found in sources.items()}
         dim = _combine(config, settings, list(publics.values()))
         encoders = {key: dxn.weights.as_encoder(public, dim) for key, public in publics.items()}
         weights = InitialWeights(adapters=encoders)
-    config = with_weights(replace(settings, values=config), weights)
+    config = with_weights(settings, weights)
     refuse_without_effect(config, settings.overrides)
-    lines = [
-        f"pretrained: {key}={source} ({public.family.name})"
-        for (key, source), public in zip(sources.items(), weights.checkpoints, strict=True)
-    ]
+    lines: list[str] = []
+    for (key, found), public in zip(sources.items(), weights.checkpoints, strict=True):
+        about = ", ".join([public.family.name, *filter(None, [found.about])])
+        end = "; pretrained=none turns it off" if found.is_optional else ""
+        lines.append(f"pretrained: {key}={found.name} ({about}){end}")
     return Start(config, weights, tuple(lines))
+
+
+def _place(found: Source) -> str:
+    # Another machine has no folder of the first process.
+    is_here = found.folder is not None and Path(found.folder).exists()
+    return str(found.folder) if is_here else found.name
 
 
 def _combine(config: Config, settings: Settings, publics: Sequence[PublicModel]) -> int:
@@ -147,18 +291,20 @@ def _check_names(
             )
 
 
-def _read(key: str, source: str, modality: str, settings: Settings) -> PublicModel:
+def _read(key: str, found: Source, settings: Settings) -> PublicModel:
     """Read the checkpoint of an adapter.
 
     Raises:
         UserError: If it cannot be read, or is for another modality.
     """
-    place, revision = split_revision(source)
+    place, revision = split_revision(_place(found))
     # A checkpoint such as CLIP has one tower per modality.
     public = dxn.weights.read_public(
-        place, revision=revision, part=modality, trust=settings.folder_trust
+        place, revision=revision, part=found.modality, trust=settings.folder_trust
     )
-    if public.adapter_key(key, modality) is None:
+    if public.adapter_key(key, found.modality) is None:
         has = ", ".join(public.architecture.adapters)
-        raise UserError(f"pretrained.{key}: {source} reads {has}, and the input is a {modality}")
+        raise UserError(
+            f"pretrained.{key}: {found.name} reads {has}, and the input is a {found.modality}"
+        )
     return public

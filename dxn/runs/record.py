@@ -19,6 +19,7 @@ from dxn.core.results import ALL, BEST, UNSEEN, Results, Truncation
 from dxn.data.inspect.quality import check_kept, check_known_targets, count_truncated
 from dxn.data.raws import memory_lines
 from dxn.models.model import MultimodalModel, count_parameters
+from dxn.runs.encoders import license_of
 from dxn.tasks import Task
 from dxn.training.log import read_log
 from dxn.training.predict import task_results
@@ -138,16 +139,20 @@ def data_name(node: Mapping[str, Any], name: str | None) -> str:
 
 
 def initial_weights(config: Mapping[str, Any]) -> str:
-    """Return the checkpoints that a run starts from, as its options name them; "" if none."""
+    """Return the checkpoints that a run starts from, with known licences; "" if there are none."""
     weights, encoders = config["weights"], config.get("pretrained")
-    parts: list[str] = []
+    parts: dict[str, str] = {}
     if source := weights.get("source"):
         revision = weights.get("revision")
-        parts.append(source if revision is None else f"{source}@{revision}")
+        parts[""] = source if revision is None else f"{source}@{revision}"
     for named in (weights.get("adapters"), encoders):
         if isinstance(named, Mapping):
-            parts += [f"{key}={source}" for key, source in named.items() if source]
-    return ", ".join(parts)
+            parts |= {f"{key}=": source for key, source in named.items() if source}
+    lines = []
+    for key, source in parts.items():
+        known = license_of(source)
+        lines.append(f"{key}{source}{f' ({known})' if known else ''}")
+    return ", ".join(lines)
 
 
 def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:

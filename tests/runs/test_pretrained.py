@@ -7,11 +7,13 @@ import pytest
 import torch
 import yaml
 from helpers.checkpoints import save_peer, words_of_bert
+from helpers.hub import stand_in
 from PIL import Image
 from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
+from dxn.runs.encoders import choose_encoder, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
 QUICK = ["target=label", "trainer.precision=float32", "trainer.device=cpu", "baseline=none"]
@@ -113,7 +115,14 @@ def test_one_input_starts_as_with_weights(folder, tmp_path):
         (["pretrained.photo=vit", "weights=bert"], "pretrained.photo: has no effect with weights"),
         (["pretrained.photo=vit", "pretrain=masked"], "pretrained.photo: has no effect with pret"),
         (["pretrained.photo=vit", "pretrained=none"], "pretrained: has no effect with pretrained."),
-        (["pretrained=vit"], "pretrained: must be one of none, or a mapping, got '{folder}/vit'"),
+        (
+            ["pretrained=vit"],
+            "pretrained: must be one of none, auto, small, base, or a mapping, got",
+        ),
+        (
+            ["pretrained=small", "data.number=price", "adapters=[number]"],
+            "pretrained: there are enc",
+        ),
         (["pretrained.photo=no/such/file"], "pretrained.photo: file or folder not found: no/such"),
     ],
     ids=lambda v: v[0] if isinstance(v, list) else "",
@@ -124,3 +133,89 @@ def test_wrong_encoders_are_refused_in_one_line(folder, tmp_path, capsys, option
     assert main(words(folder, tmp_path / "run", *paths)) == 2
     error = capsys.readouterr().err
     assert message.format(folder=folder) in " ".join(error.split())
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    """A stand-in for the hub with the small encoders of texts and pictures, and an empty cache."""
+    with stand_in() as hub:
+        for modality, name in (("text", "bert"), ("image", "vit")):
+            encoder = table()[modality]["small"][0]
+            files = {path.name: path.read_bytes() for path in (folder / name).iterdir()}
+            hub.repos[encoder.source] = {encoder.revision: files}
+            hub.refs[encoder.source] = {"main": encoder.revision}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for name, value in {
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        yield hub
+
+
+def test_auto_downloads_the_encoders_of_the_table_and_works_offline(
+    hub, folder, tmp_path, monkeypatch, capsys
+):
+    options = ["pretrained=auto", *MIXED, "trainer.epochs=1", *STILL]
+
+    def printed(name):
+        state = train(folder, tmp_path / name, *options)
+        return state, " ".join(capsys.readouterr().out.split())
+
+    state, output = printed("first")
+    assert_encoder(state, "text", folder / "bert")
+    name = table()["text"]["small"][0].name
+    line = (
+        f"pretrained: text={name} (BERT, 91 MB, Apache-2.0, English, downloaded); pretrained=none"
+    )
+    assert line in output
+    card = (tmp_path / "first" / "model" / "README.md").read_text()
+    assert f"text={name} (Apache-2.0), image=facebook/dinov2-small@" in card
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    _, output = printed("second")
+    assert "English, from the local cache); pretrained=none turns it off" in output
+    assert not hub.requests
+    # Without the cache, from random weights, unless the user asks for encoders.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    state, output = printed("third")
+    assert "pretrained: text: random weights, because sentence-transformers/all-MiniLM" in output
+    assert "adapters.text.up.weight" not in state
+    assert main(words(folder, tmp_path / "run", "pretrained=small", *MIXED)) == 2
+    assert "is neither in the local cache nor can be downloaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["backbone.depth=3", "data.text=[body]", "adapters=[text]"],
+            "do not fit the options: back",
+        ),
+        (["head=masked"], None),
+    ],
+    ids=["depth", "masked"],
+)
+def test_auto_does_nothing_where_it_does_not_help(hub, folder, tmp_path, capsys, options, message):
+    train(folder, tmp_path / "run", "pretrained=auto", *options, "trainer.epochs=1")
+    output = " ".join(capsys.readouterr().out.split())
+    assert (message or "") in output
+    assert ("pretrained:" in output) == bool(message)
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_english"),
+    [
+        (["The soup is cold", "and it was late"], True),
+        (["Red running shoes", "Blue shirt"], True),
+        (["Die Suppe ist kalt", "und das Brot ist alt"], False),
+        (["Суп холодный"], False),
+        (["スープが冷たい", "The soup"], False),
+        (["La soupe est froide et le pain"], False),
+        ([], True),
+    ],
+)
+def test_texts_that_are_not_english_get_a_multilingual_encoder(texts, is_english):
+    for size in ("small", "base"):
+        assert ("multilingual" not in choose_encoder("text", size, texts).source) == is_english
