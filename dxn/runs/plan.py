@@ -79,6 +79,7 @@ class Plan(Strict):
         batch_size: Number of samples per batch over all processes.
         data: Fingerprint of each split.
         loaded: Names of the tensors that were loaded from a checkpoint.
+        frozen: Metrics of a simple model on the vectors of published weights, by its description.
         launch: Identifies the torchrun that started the run. Empty without torchrun.
     """
 
@@ -92,6 +93,7 @@ class Plan(Strict):
     batch_size: PositiveInt
     data: dict[str, SplitFingerprint] = Field(default_factory=dict)
     loaded: list[str] = Field(default_factory=list)
+    frozen: dict[str, dict[str, float]] = Field(default_factory=dict)
     launch: str = ""
 
     @functools.cached_property

@@ -7,6 +7,7 @@ noticed: options, data, decisions, parts, tokenizers and labels, model.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -82,6 +83,10 @@ from dxn.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from dxn.runs.filling import InitialWeights
+
+
+# Share of the time limit that a simple model on published weights may take.
+FROZEN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,32 @@ class Training:
             or self.finetune.freeze is not None
             or self.finetune.rank
         )
+
+    @property
+    def compares_frozen(self) -> bool:
+        """Whether a simple model on published weights can stand beside the trained one."""
+        is_wanted = self.settings.values["baseline"] != "none" and not self.loader.overfit
+        return is_wanted and self.pretraining is None and self.source.stream is None
+
+    def frozen(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of a simple model on the vectors of published weights."""
+        from dxn.runs.evaluation.subsets import default_split
+        from dxn.stacking.frozen import FROZEN, frozen_figures
+
+        train, evaluated = (
+            make_samples(self.task, self.splits[split], self.tokenizers, seed=self.trainer.seed)
+            for split in ("train", default_split(self.splits))
+        )
+        minutes = self.trainer.max_minutes
+        found = frozen_figures(
+            self.model.to(self.trainer.hardware.device),
+            self.task,
+            train,
+            evaluated,
+            batch_size=2 * self.trainer.batch_size,
+            seconds=math.inf if minutes is None else FROZEN_SHARE * 60 * minutes,
+        )
+        return {} if found is None else {FROZEN: found}
 
     def limit(self, before: float, members: int = 1) -> Limit:
         """Return the time limit of the training, and what of it the other parts need.
@@ -399,7 +430,9 @@ def prepare(
     data = {name: SplitFingerprint(**content) for name, content in fingerprints.items()}
     run = Training(
         settings=replace(settings, values=config),
-        plan=plan.model_copy(update={"data": data, "loaded": loaded}),
+        plan=plan.model_copy(
+            update={"data": data, "loaded": loaded, "frozen": {} if old is None else old.frozen}
+        ),
         folder=folder,
         trainer=trainer,
         source=source,
@@ -426,6 +459,8 @@ def prepare(
         validation = run.validation_samples(task)
         if validation is not None:
             check_metrics(model, task, validation, trainer.monitor)
+    if weights is not None and weights.are_published and run.compares_frozen:
+        run = replace(run, plan=run.plan.model_copy(update={"frozen": from_first(run.frozen)}))
     # Only now, so that a training that is refused leaves no folder.
     run = replace(run, folder=_write_start(run, adapters, stack))
     print_line(f"run folder: {run.folder}")

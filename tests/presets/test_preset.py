@@ -1,5 +1,7 @@
 """preset=auto: options that are chosen from the data."""
 
+import json
+
 import numpy as np
 import pytest
 import soundfile
@@ -9,7 +11,7 @@ from helpers.checkpoints import save_peer
 from helpers.data import write_table
 from helpers.runs import SMALL, table_of
 from PIL import Image
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.cli import main
 from dxn.presets.finetuning import LR, Start, advise_finetuning
@@ -91,6 +93,15 @@ def test_a_resumed_run_keeps_the_options_of_its_preset(tmp_path, capsys):
     assert after["adapters"] == before["adapters"]
 
 
+def save_bert(folder):
+    """A random BERT that knows the words w0 to w39."""
+    torch.manual_seed(0)
+    save_peer("BERT", folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(40)}, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def advised_for(**facts):
     about = {"rows": 5000, "parameters": 10**7, "writes": False, "has_backbone": True}
     start = Start(**{**about, "epochs_within_limit": 20.0, "minutes": 10.0, **facts})
@@ -98,11 +109,7 @@ def advised_for(**facts):
 
 
 def test_published_weights_have_small_rates_and_few_epochs(tmp_path, capsys):
-    torch.manual_seed(0)
-    save_peer("BERT", tmp_path / "bert")
-    words = {f"w{i}": i for i in range(40)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    tokenizer.save(str(tmp_path / "bert" / "tokenizer.json"))
+    save_bert(tmp_path / "bert")
     (tmp_path / "table.csv").write_text(table_of(40))
     options = [str(tmp_path / "table.csv"), f"weights={tmp_path}/bert", "baseline=none"]
     assert main(["train", *options, f"run={tmp_path}/run", "trainer.epochs=1"]) == 0
@@ -410,3 +417,23 @@ def test_a_training_for_objects_uses_the_rules(tmp_path):
     assert config["adapters"]["image"]["patch_size"] == 8
     assert config["adapters"]["image"]["augment"]["flip"] is True
     assert not config["trainer"]["mixup"]
+
+
+def test_a_simple_model_on_the_published_weights_stands_beside_the_trained_one(tmp_path, capsys):
+    save_bert(tmp_path / "bert")
+    # Each class has its own word. A rate of 0 leaves the new head at its random weights.
+    rows = [f"w{4 + 9 * (i % 2)} w{14 + i // 12} w{26 + i % 12},{'ab'[i % 2]}" for i in range(120)]
+    (tmp_path / "table.csv").write_text("\n".join(["text,label", *rows]))
+    options = [str(tmp_path / "table.csv"), f"weights={tmp_path}/bert", "trainer.epochs=1",
+               "optimizer.lr=0", "report=false", f"run={tmp_path}/run"]  # fmt: skip
+    assert main(["train", *options]) == 0
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    name = "test/accuracy[classical model, frozen weights]"
+    assert metrics[name] > 0.9 > metrics["test/accuracy"]
+    lines = capsys.readouterr().out.splitlines()
+    (warning,) = [line for line in lines if "better before the training" in line]
+    assert "classical model, frozen weights has accuracy" in warning
+    # A resumed run has the same row.
+    assert main(["train", f"resume={tmp_path}/run", "trainer.epochs=2"]) == 0
+    resumed = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert resumed[name] == metrics[name]

@@ -14,7 +14,7 @@ from dxn.config.settings import Settings
 from dxn.core.display import duration, number, print_line
 from dxn.core.files import METRICS, MODEL, PREDICTIONS, REPORT, TOKENS
 from dxn.core.processes import from_first
-from dxn.core.results import BEST, Results
+from dxn.core.results import ALL, BEST, Figures, Results
 from dxn.report.answers import Answers
 from dxn.runs.evaluation.data import EvaluationData
 from dxn.runs.evaluation.evaluate import evaluate_subsets
@@ -63,7 +63,7 @@ def evaluate(
     from_first(lambda: add_baseline(run, best, share, batch_size=batch_size) if best else None)
     took = from_first(lambda: perf_counter() - started)
     only = None
-    if limit.lacks_time(state.elapsed + took, state.validation):
+    if len(run.model.inputs) > 1 and limit.lacks_time(state.elapsed + took, state.validation):
         only = list(run.model.inputs)
         print_line(
             "note: only all inputs together are evaluated, because the time limit of "
@@ -71,13 +71,16 @@ def evaluate(
         )
     best = best or _load(run)  # after the first process has written the baseline
     data = EvaluationData(split, split, run.splits[split])
-    evaluated = evaluate_subsets(best, data, run.folder, batch_size=batch_size, only=only)
+    evaluated = evaluate_subsets(
+        best, data, run.folder, batch_size=batch_size, only=only, further=run.plan.frozen
+    )
     if evaluated is None:
         return None
     results, last = evaluated
     figures = best_figures(run.folder, state)
     remarks = [
         *warn_about(results.figures(), best.task, state, max_minutes=trainer.max_minutes),
+        *about_frozen(results, run.plan.frozen),
         *about_split(split),
         *about_overfitting(run, best, batch_size),
     ]
@@ -160,6 +163,23 @@ def about_epochs(state: State, run: Training) -> list[str]:
     # A model that memorizes a few samples may do so in the first epoch.
     if state.best_epoch == 1 < state.epoch and not run.loader.overfit:
         lines.append(f"note: no epoch after the first one had a better validation {figure}")
+    return lines
+
+
+def about_frozen(results: Results, frozen: Figures) -> list[str]:
+    """Return a warning if a simple model on published weights is better than the trained one."""
+    better = "higher" if results.higher_is_better else "lower"
+    own = results.figures()[ALL].get(results.monitored, math.nan)
+    lines: list[str] = []
+    for about, figures in frozen.items():
+        value = figures.get(results.monitored, math.nan)
+        if (value > own) if results.higher_is_better else (value < own):
+            pair = f"{results.monitored} {number(value)}, {better} than {number(own)}"
+            lines.append(
+                f"warning: the weights were better before the training: {about} has {pair}; train "
+                "longer (trainer.max_minutes, trainer.epochs), lower optimizer.lr, or collect more "
+                "rows"
+            )
     return lines
 
 
