@@ -200,9 +200,13 @@ def adapter_options(
         normalize: Options of normalizing.
     """
     height, width = image_size
+    patch_size = kernel.shape[2]
+    # A strided convolution ignores an incomplete patch at the end.
+    is_dropped = height % patch_size or width % patch_size
     return {
         "image_size": height if height == width else [height, width],
-        "patch_size": kernel.shape[2],
+        "patch_size": patch_size,
+        **({"pad_end": False} if is_dropped else {}),
         "in_channels": kernel.shape[1],
         "pos_embed": "learned",
         "resize": resize,
@@ -254,8 +258,10 @@ def image_options(
                 checkpoint,
                 f"images of {target[0]} by {target[1]} pixels for a square grid of patches",
             )
-        # A saved preprocessor may have another size than the position embeddings.
-        target = (model_size, model_size)
+        # A saved preprocessor may have another size than the position embeddings. The last pixels
+        # may also be less than a patch, such as 384 pixels for 27 patches of 14.
+        if target[0] // kernel.shape[2] != side:
+            target = (model_size, model_size)
     resize |= {"pos_grid": [side, side], "pos_antialias": antialias}
     return adapter_options(kernel, image_size=target, resize=resize, normalize=processor.normalize)
 

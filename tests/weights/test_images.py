@@ -8,9 +8,11 @@ import timm
 import torch
 import transformers
 from helpers.checkpoints import adapter_of
+from helpers.peers import cases
 from PIL import Image
 from safetensors.torch import save_file
 
+import dxn
 from dxn.core.errors import UserError
 from dxn.weights import read_public
 
@@ -107,12 +109,15 @@ def save_clip(folder, processor):
         processor.save_pretrained(folder)
 
 
-def save_siglip(folder, processor):
-    vision = {**SIZES, "image_size": 40, "patch_size": 8}
-    transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision)).save_pretrained(
-        folder
+def save_siglip(folder, processor, *, side=40):
+    """Save a small model with random weights, and return it."""
+    vision = {**SIZES, "image_size": side, "patch_size": 8}
+    model = cases.randomize(
+        transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision))
     )
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    return model
 
 
 def vit_processor(**options):
@@ -245,6 +250,17 @@ def test_without_a_filter_the_processors_default_is_used(name, is_named, tmp_pat
     adapter = adapter_of(tmp_path, "image", part="image")
     image = picture(97, 67)
     assert_same_pixels(adapter, image, processed(processor, image))
+
+
+def test_pixels_beyond_the_last_whole_patch_are_dropped(tmp_path):
+    processor = transformers.SiglipImageProcessor(size={"height": 44, "width": 44})
+    peer = save_siglip(tmp_path, processor, side=44).eval()
+    image = picture(97, 67)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    assert model.tokens(image=image).x.shape[1] == 25
+    with torch.inference_mode():
+        expected = peer(**processor(image, return_tensors="pt")).pooler_output[0]
+    np.testing.assert_allclose(model.embed(image=image), expected, atol=1e-4)
 
 
 def test_the_file_names_the_processor(tmp_path):
@@ -383,6 +399,7 @@ TIMM = [
     {"crop_pct": 0.9, "interpolation": "bilinear"},
     {"crop_pct": 0.95, "crop_mode": "squash"},
     {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"},
+    {"crop_pct": 0.9, "side": 44},  # 5.5 patches
 ]
 # timm resizes with PIL, whose weights are rounded to other integers than torch's, and both round to
 # 256 levels after each of two passes. So one level is the smallest difference to be expected. Where
@@ -395,7 +412,7 @@ NEAR = 1 + 1e-3
 def test_images_are_those_of_timm_within_one_level_of_255_and_rarely_two(settings, tmp_path):
     transform = save_timm(tmp_path, **settings)
     adapter = adapter_of(tmp_path, "image")
-    target = 40 // settings["crop_pct"]
+    target = settings.get("side", 40) // settings["crop_pct"]
     is_squashed = settings.get("crop_mode") == "squash"
     for width, height in [*SHAPES, (43, 40), (40, 47), (227, 151)]:
         smooth = picture(5, 7).resize((width, height), Image.Resampling.BICUBIC)

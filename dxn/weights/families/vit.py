@@ -101,15 +101,20 @@ def image_options(checkpoint: Checkpoint) -> Options:
             f"weights: {checkpoint.source}: dxn supports only the interpolations bilinear and "
             f"bicubic, got {interpolation!r}"
         )
+    grid = grid_of(checkpoint)
+    image_size = list(settings.get("input_size", ()))[1:]
+    # The last pixels may be less than a patch, such as 384 pixels for 27 patches of 14.
+    if [side // patch_size for side in image_size] != [*grid]:
+        image_size = [side * patch_size for side in grid]
     return adapter_options(
         kernel,
-        image_size=[side * patch_size for side in grid_of(checkpoint)],
+        image_size=image_size,
         resize={
             "mode": resize_mode(checkpoint),
             # 0.9 is timm's default for a checkpoint without a pretrained_cfg.
             "crop_ratio": float(settings.get("crop_pct", 0.9)),
             "interpolation": interpolation,
-            "pos_grid": list(grid_of(checkpoint)),
+            "pos_grid": list(grid),
         },
         normalize={
             "mean": list(settings.get("mean", HALF))[:channels],
