@@ -102,10 +102,13 @@ def image_options(checkpoint: Checkpoint) -> Options:
             f"bicubic, got {interpolation!r}"
         )
     grid = grid_of(checkpoint)
-    image_size = list(settings.get("input_size", ()))[1:]
-    # The last pixels may be less than a patch, such as 384 pixels for 27 patches of 14.
-    if [side // patch_size for side in image_size] != [*grid]:
-        image_size = [side * patch_size for side in grid]
+    image_size = [side * patch_size for side in grid]
+    input_size = settings.get("input_size")
+    if isinstance(input_size, list):
+        sides = [side for side in input_size[1:] if isinstance(side, int)]
+        # The last pixels may be less than a patch, such as 384 pixels for 27 patches of 14.
+        if [side // patch_size for side in sides] == [*grid]:
+            image_size = sides
     return adapter_options(
         kernel,
         image_size=image_size,
