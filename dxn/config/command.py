@@ -139,7 +139,9 @@ class Command:
                     ]
             for other, keys in vars(base).get("excludes", {}).items():
                 if self._is_set(other):
-                    word = other if "=" in other else f"{other}={self._written(other)}"
+                    # A part is a mapping with many options.
+                    is_short = "=" in other or other in self.options().groups
+                    word = other if is_short else f"{other}={self._written(other)}"
                     problems += [
                         f"{key}: has no effect with {word}, got {self._written(key)}; leave one out"
                         for key in self._chosen(keys)

@@ -113,7 +113,7 @@ def test_one_input_starts_as_with_weights(folder, tmp_path):
         (["pretrained.price=bert"], "pretrained.price: there is no encoder for a number, got"),
         (["pretrained.photo=bert"], "pretrained.photo: {folder}/bert reads text, and the input is"),
         (["pretrained.photo=vit", "weights=bert"], "pretrained.photo: has no effect with weights"),
-        (["pretrained.photo=vit", "pretrain=masked"], "pretrained.photo: has no effect with pret"),
+        (["pretrained.photo=vit", "pretrain=masked"], "photo: has no effect with pretrain, got"),
         (["pretrained.photo=vit", "pretrained=none"], "pretrained: has no effect with pretrained."),
         (
             ["pretrained=vit"],
