@@ -50,7 +50,12 @@ def as_encoder(public: PublicModel, dim: int | None = None) -> PublicModel:
         "projector": "linear",
     }
     width = arch.dim if dim is None else dim
-    architecture = Architecture(width, adapters={modality: {**node, "dim": width}}, backbone={})
+    architecture = Architecture(
+        width,
+        adapters={modality: {**node, "dim": width}},
+        backbone={},
+        encoder={modality: arch.encoder.get(key, {})},
+    )
     # Those of the head keep their names, so that they count as known.
     adapter, prefix = f"adapters.{module_key(key)}.", f"adapters.{modality}."
     tensor_map = {}

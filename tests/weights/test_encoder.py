@@ -50,6 +50,9 @@ def test_the_tokens_are_the_output_vectors_of_the_checkpoint(name, tmp_path):
     tokens = adapter(batch[p.case.modality])
     assert not result.missing
     assert not result.unexpected
+    # Such as clips without padding.
+    options = [part.architecture.encoder for part in (as_encoder(p.public), p.public)]
+    assert options[0].get(p.case.modality, {}) == options[1].get(p.case.modality, {})
     assert torch.equal(tokens.mask, expected.mask)
     assert torch.allclose(tokens.x[tokens.mask], expected.x[tokens.mask], rtol=0, atol=1e-9)
     assert tokens.spans[-1].coords.shape[:2] == tokens.mask.shape
