@@ -26,7 +26,7 @@ from dxn.weights.conversions import resize_tensor, with_new_rows
 from dxn.weights.dxn_model import DXN_MODEL, reorder_inputs
 from dxn.weights.families import all_families
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
-from dxn.weights.hf import check_class
+from dxn.weights.hf import check_class, model_type
 from dxn.weights.sentence import with_modules
 from dxn.weights.tokenizers import make_lowercase, read_tokenizer
 from dxn.weights.unread import check_unread
@@ -562,11 +562,13 @@ def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:
     families = all_families()
     matching = [family for family in families if family.matches(checkpoint)]
     if not matching:
+        kind = model_type(checkpoint)
+        tensors = f"the tensors {list_names(sorted(checkpoint.tensors), MAX_NAMES)}"
         raise UserError(
             f"weights: {checkpoint.source}: does not belong to a supported family "
-            f"({', '.join(family.name for family in families)}), got the tensors "
-            f"{list_names(sorted(checkpoint.tensors), MAX_NAMES)}; use another checkpoint, or add "
-            "a family (docs/extend.md)"
+            f"({', '.join(family.name for family in families)}), got "
+            f"{f'model_type={kind!r}' if kind else tensors}; use another checkpoint, or add a "
+            "family (docs/extend.md)"
         )
     if len(matching) > 1:
         selected = [family for family in matching if part is not None and family.part == part]

@@ -43,7 +43,7 @@ HARMLESS = (
     r"summary_\w+ stage_names out_(features|indices) reshape_hidden_states apply_layernorm",
     r"scale_embedding layer_norm_eps directionality n_special predict_special_tokens",
     r"normalize_(before|embedding) static_position_embeddings add_bias_logits",
-    r"add_final_layer_norm is_llama_config",
+    r"add_final_layer_norm is_llama_config dual_chunk_attention_config",
     # Bookkeeping, and how something is computed.
     r"_.* model_type architectures id2label label2id num_labels problem_type auto_map",
     r"(torch_)?dtype transformers_version transformers\.js_config finetuning_task",

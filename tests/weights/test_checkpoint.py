@@ -257,6 +257,8 @@ def test_a_file_of_no_family_lists_the_families_and_its_own_tensors(tmp_path):
     first = "layer0.weight, layer1.weight, layer10.weight, layer2.weight"
     assert f"got the tensors {first}" in message
     assert " and 3 more; use another checkpoint" in message
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    assert "got model_type='deberta-v2'; use another" in assert_refused(tmp_path, str(tmp_path))
 
 
 @pytest.mark.parametrize(

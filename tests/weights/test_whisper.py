@@ -364,6 +364,21 @@ def test_a_model_without_its_tokenizer_is_an_encoder(tmp_path):
     assert model.embed(audio=(noises(0.5)[0], RATE)).shape == (44,)
 
 
+def test_a_classifier_of_transformers_classifies(tmp_path):
+    peer = save_whisper(tmp_path)
+    config = transformers.WhisperConfig(**{**peer.config.to_dict(), "num_labels": 3})
+    classifier = transformers.WhisperForAudioClassification(config).eval()
+    classifier.save_pretrained(tmp_path)
+    sounds = noises(1.3, 0.4, 2.0)
+    with torch.inference_mode():
+        expected = classifier(features(tmp_path, sounds)).logits.softmax(-1)
+    model = loaded(tmp_path)
+    answers = model.predict([{"audio": (sound, RATE)} for sound in sounds])
+    found = torch.tensor([list(answer["probabilities"].values()) for answer in answers])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert model.task.name == "classify"
+
+
 def test_a_changed_model_is_loaded_by_transformers(tmp_path):
     before = save_whisper(tmp_path)
     model, folder = changed_and_saved(tmp_path)

@@ -28,6 +28,7 @@ from dxn.weights.conversions import (
     linears,
     without_leading_rows,
 )
+from dxn.weights.families.sounds import folded_classifier
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 from dxn.weights.feature_extractor import read_feature_extractor
 from dxn.weights.preprocessor import refuse
@@ -219,6 +220,7 @@ def whisper_architecture(checkpoint: Checkpoint) -> Architecture:
         adapters={"audio": whisper_audio(checkpoint)},
         backbone=stack_options(checkpoint, "encoder", WHISPER_NORM),
         fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
+        **hf.classifier_options(checkpoint, "classifier"),
         # The encoder needs no silence after a clip, which takes most of the time and memory.
         encoder={"audio": {"spectrogram.pad": False, "spectrogram.windows": True}},
     )
@@ -347,7 +349,7 @@ def whisper_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Te
         ),
     }
     if not architecture.decoder:
-        return result
+        return {**result, **folded_classifier()}
     p = f"{checkpoint.prefix(*WHISPER_BASE)}decoder."
     depth = architecture.decoder["backbone"]["depth"]
     return {
@@ -375,6 +377,6 @@ WHISPER = Family(
     whisper_architecture,
     whisper_tensor_map,
     heads=("ConditionalGeneration", "AudioClassification"),
-    ignored=(r"(model\.)?decoder\.", r"proj_out\.", r"projector\.", r"classifier\."),
+    ignored=(r"(model\.)?decoder\.", r"proj_out\."),
     optional_biases=("k_proj.bias",),  # missing, because softmax is invariant to it
 )
