@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.options import NO_WEIGHTS, OUTPUT_FOLDER, FromRun, Weights, ZeroShotLabels
+from dxn.commands.options import OUTPUT_FOLDER, FromRun, FromWeights, Weights, ZeroShotLabels
 from dxn.core.errors import UserError
 from dxn.runs.folder import is_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(FromRun, ZeroShotLabels):
-    """Export a trained model to ONNX, torch.export or transformers, which run without dxn.
+class Export(FromWeights, ZeroShotLabels):
+    """Export a model to ONNX, torch.export or transformers, which run without dxn.
 
     Args:
         format: onnx (onnxruntime), torch (torch.export) or public: the files of the public
             checkpoint from which the training started, for transformers or timm.
-        weights: With format=public, this checkpoint (default: that of the run).
+        weights: The public checkpoint to export. With format=public, the checkpoint from which the
+            training of the run started (default: that of the run).
         dtype: With format=public, the data type of the weights: float32 or bf16.
         output: Folder to write (default: export/FORMAT in the run folder, or here).
         baseline: auto exports the baseline of the model if a graph can compute its features, none
@@ -29,14 +30,17 @@ class Export(FromRun, ZeroShotLabels):
     usage: ClassVar[Sequence[str]] = (
         "dxn export run=outputs/label",
         "dxn export run=latest format=torch output=exported",
+        "dxn export weights=sentence-transformers/all-MiniLM-L6-v2 output=exported",
         "dxn export run=latest format=public output=tuned",
     )
 
-    needs: ClassVar[Mapping[str, Sequence[str]]] = {"format=public": ["weights", "dtype"]}
-    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"format=public": ["baseline"]}
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {
+        **FromWeights.needs,
+        "format=public": ["dtype"],
+    }
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"format=public": ["baseline", "head"]}
 
     format: Literal["onnx", "torch", "public"] = "onnx"
-    weights: Weights = NO_WEIGHTS
     dtype: Literal["float32", "bf16"] = "float32"
     output: Annotated[str | None, OUTPUT_FOLDER] = None
     baseline: Literal["auto", "always", "none"] = "auto"
@@ -47,20 +51,20 @@ class Export(FromRun, ZeroShotLabels):
         from dxn.export.folder import write_export
         from dxn.export.formats import check_format
 
-        run = Path(self.required_run())
-        if self.format != "public":
-            check_format(self.format)
         # A model folder can be in the cache of the hub, where nothing else should be written.
-        parent = run if is_run(run) else Path()
+        parent = Path(self.run) if self.run is not None and is_run(Path(self.run)) else Path()
         folder = Path(self.output or parent / "export" / self.format)
         # Float32 on a CPU, because these are the weights that the run has.
-        predictor = self.load(labels=self.labels, template=self.template)
+        texts = {"labels": self.labels, "template": self.template}
         if self.format == "public":
-            source = self._weights_of(run)
+            run = self.required_run()
+            source = self._weights_of(Path(run))
             options = {"revision": source.revision, "part": source.part, "dtype": self.dtype}
-            predictor.save_public(folder, str(source.source), **options)
+            FromRun.load(self, **texts).save_public(folder, str(source.source), **options)
             print_line(f"written: {folder}")
             return 0
+        check_format(self.format)
+        predictor = self.load(**texts)
         for line in write_export(predictor, folder, self.format, baseline=self.baseline):
             print_line(line)
         # The example runs the model without dxn.

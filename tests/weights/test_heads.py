@@ -126,3 +126,20 @@ def test_several_numbers_of_a_sample_are_refused(tmp_path):
     save("Bert", "SequenceClassification", tmp_path, num_labels=3, problem_type="regression")
     with pytest.raises(UserError, match="does not support 3 numbers of one sample"):
         dxn.from_public(str(tmp_path))
+
+
+def test_a_reranker_has_no_row_of_the_mean_of_an_unknown_training(tmp_path, capsys):
+    save("Bert", "SequenceClassification", tmp_path / "bert", num_labels=1)
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps([{"text": TEXT, "score": i / 2} for i in range(4)]))
+    command = ["evaluate", f"weights={tmp_path / 'bert'}", f"output={tmp_path / 'out'}"]
+    assert main([*command, f"data.path={data}", "data.target=score"]) == 0
+    assert "always" not in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_exported(tmp_path):
+    save("Bert", "SequenceClassification", tmp_path / "bert", num_labels=3)
+    command = ["export", f"weights={tmp_path / 'bert'}", "format=torch"]
+    assert main([*command, f"output={tmp_path / 'graph'}"]) == 0
+    about = json.loads((tmp_path / "graph" / "preprocess.json").read_text())
+    assert about["outputs"]["labels"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
