@@ -50,7 +50,8 @@ RULES: dict[str, Callable[[Sequence[Any], Facts], list[Advice]]] = {
 MAX_CELLS = 200  # of an input that a rule inspects
 # Samples and tokens of the batch with which the speed of a backbone is measured, and repeats.
 MEASURED = 16, 128
-REPEATS = 4
+REPEATS = 3
+SLOW = 0.25  # seconds of a step with one sample, of which more steps take too long
 OVERHEAD = 1.3  # time of a step with embedding, head and optimizer, relative to the backbone's
 # Samples that a training sees over all epochs. Fewer rows are repeated more often.
 VIEWS = 200_000
@@ -389,18 +390,23 @@ def seconds_per_token(
         dim: Width of a token. Default: the key dim of the configuration.
     """
     size, length = MEASURED
-    # The weights of the model must not depend on this measurement.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        backbone = build(config["backbone"], key="backbone", trust=trust).to(device)
+
+    def seconds_of_step(size: int) -> float:
         x = torch.randn(size, length, dim or config["dim"], device=device)
         mask = torch.ones(size, length, dtype=torch.bool, device=device)
         tokens = Tokens(x, mask, (Span("x", "x", 0, length, torch.zeros(size, length, 1)),))
-        times = []
-        for _ in range(REPEATS):
-            start = time.perf_counter()
-            backbone(tokens).x.sum().backward()
-            if device.type != "cpu":
-                torch.accelerator.synchronize(device)
-            times.append(time.perf_counter() - start)
-    # The first step takes longer.
-    return statistics.median(times[1:]) / (size * length)
+        start = time.perf_counter()
+        backbone(tokens).x.sum().backward()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter() - start
+
+    # The weights of the model must not depend on this measurement.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        backbone = build(config["backbone"], key="backbone", trust=trust).to(device)
+        seconds_of_step(1)  # the first step takes longer
+        seconds = seconds_of_step(1)
+        if seconds > SLOW:
+            return seconds / length
+        times = [seconds_of_step(size) for _ in range(REPEATS)]
+    return statistics.median(times) / (size * length)
