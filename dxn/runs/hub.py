@@ -108,5 +108,6 @@ def reason_of(error: BaseException) -> str:
     status = "" if code is None else f"status {code}: "
     # The message of an error during an upload has no details; those are in its cause.
     parts = [str(cause) for cause in (error, error.__cause__) if cause is not None and str(cause)]
-    text = " ".join(" ".join(parts).split()) or type(error).__name__
+    # A cause can have the same message.
+    text = " ".join(" ".join(dict.fromkeys(parts)).split()) or type(error).__name__
     return f"{status}{shorten(text, MAX_REASON)}"

@@ -1,6 +1,7 @@
 """Trainings whose inputs start from published encoders (`pretrained=`)."""
 
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
-from dxn.runs.encoders import choose_encoder, table
+from dxn.core.errors import UserError
+from dxn.runs.encoders import choose_encoder, fetch, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
 QUICK = ["target=label", "trainer.precision=float32", "trainer.device=cpu", "baseline=none"]
@@ -202,6 +204,14 @@ def test_auto_does_nothing_where_it_does_not_help(hub, folder, tmp_path, capsys,
     output = " ".join(capsys.readouterr().out.split())
     assert (message or "") in output
     assert ("pretrained:" in output) == bool(message)
+
+
+def test_a_hub_that_does_not_answer_is_given_up(hub, monkeypatch):
+    monkeypatch.setattr("dxn.runs.encoders.SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts no connection
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(UserError, match=r"did not answer within 0.1 seconds|timed out"):
+            fetch(table()["image"]["small"][0])
 
 
 @pytest.mark.parametrize(
