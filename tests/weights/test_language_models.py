@@ -126,7 +126,7 @@ def test_a_language_model_of_a_run_starts_from_all_weights_and_keeps_the_ends(na
             torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-20)
     assert run.write(prompt=PROMPTS, max_new=30) == public.write(prompt=PROMPTS, max_new=30)
     again = read_public(str(tmp_path / "run"))
-    assert again.task_state() == {"ends": [2, 7]}
+    assert again.task_state() == {"ends": [2, 7], "sampling": {}, "unused": []}
 
 
 def test_a_run_starts_from_the_output_layer_of_another(tmp_path, capsys):
