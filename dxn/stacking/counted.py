@@ -28,13 +28,12 @@ MAX_SORTED = 4_000_000  # occurrences that are sorted at a time
 UNKNOWN = -1  # no feature has this code
 
 
-def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets, share: float = 1.0) -> FittedPart:
+def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> FittedPart:
     """Train one linear model per output: an SVM for classes, ridge regression for numbers.
 
     Args:
         blocks: Blocks of features (2, m), int32: the row and the code of each occurrence.
         targets: What is learned, (n, K).
-        share: Share of MAX_WORK for which there is time, 0 to 1.
     """
     from scipy import sparse  # it takes time to import
 
@@ -52,9 +51,9 @@ def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets, share: float = 
     work = x.nnz * num_outputs
     folds = split_folds(y)
     # The folds are random, so the first rows in their order are a random part of all rows.
-    used = np.argsort(folds, kind="stable")[: max(int(size * share * MAX_WORK / max(work, 1)), 1)]
+    used = np.argsort(folds, kind="stable")[: max(int(size * MAX_WORK / max(work, 1)), 1)]
     scores = np.full(y.shape, np.nan)
-    for fold in range(NUM_FOLDS if work <= share * MAX_FOLDED_WORK else 1):
+    for fold in range(NUM_FOLDS if work <= MAX_FOLDED_WORK else 1):
         held_out = folds == fold
         rest = used[~held_out[used]]
         if held_out.any() and len(rest):

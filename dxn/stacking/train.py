@@ -53,7 +53,7 @@ def train_stack(
         validation: Samples of the validation split, which determine the factors. None: the model
             answers alone.
         batch_size: Number of samples per batch.
-        share: Share of the usual work of the baseline for which there is time, 0 to 1.
+        share: Share of the usual time of a baseline that is left, 0 to 1.
         say: Prints a line.
 
     Returns:
@@ -63,6 +63,13 @@ def train_stack(
     if targets is None or not MIN_ROWS <= len(train.opened) < MAX_ROWS:
         return None
     started = time.perf_counter()
+    limit = int(share * MAX_ROWS)
+    if limit < len(train) and not isinstance(task.space, Quantiles):
+        say(
+            f"note: the baseline learns from {limit:,} of {len(train):,} rows, because the time "
+            "limit leaves no time for more"
+        )
+        train.keep(limit)
     with torch.no_grad():
         if isinstance(task.space, Quantiles):
             series = task.space.target.input
@@ -70,9 +77,7 @@ def train_stack(
             tokenizer = model.adapter(series).tokenizer
             baseline = fit_past_regression(task.space, targets, tokenizer, static)
         else:
-            baseline = _learn_scores(
-                model, task, train, batch_size=batch_size, share=share, say=say
-            )
+            baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
     if baseline is None:
         return None
     say(f"baseline: {baseline.about}, trained {duration(time.perf_counter() - started)}")
@@ -104,12 +109,10 @@ def _learn_scores(
     train: Samples,
     *,
     batch_size: int,
-    share: float,
     say: Callable[[str], None],
 ) -> Baseline | None:
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
-    limit = int(share * MAX_COUNTED)
-    _limit_counted(model, train, limit, batch_size=batch_size, say=say)
+    _limit_counted(model, train, batch_size=batch_size, say=say)
     rows, features = collect(model, train, batch_size=batch_size)
     if not any(summary.counted or summary.dense.shape[1] for summary in features.values()):
         return None
@@ -122,7 +125,7 @@ def _learn_scores(
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
         return task.loss(output, {"target": target[chosen]}).mean
 
-    return fit_baseline(features, learned, loss_of_rows, share)
+    return fit_baseline(features, learned, loss_of_rows)
 
 
 def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
@@ -164,20 +167,15 @@ def _column_features(
 
 
 def _limit_counted(
-    model: MultimodalModel,
-    samples: Samples,
-    limit: int,
-    *,
-    batch_size: int,
-    say: Callable[[str], None],
+    model: MultimodalModel, samples: Samples, *, batch_size: int, say: Callable[[str], None]
 ) -> None:
-    """Keep as many samples as have this number of counted features, spread over all of them."""
+    """Keep as many samples as have MAX_COUNTED counted features, spread over all of them."""
     few = copy.copy(samples)
     few.keep(MAX_PROBED)
     _, features = collect(model, few, batch_size=batch_size)
     counted = [block for summary in features.values() for block in summary.counted]
     per_sample = sum(block.shape[1] for block in counted) / len(few)
-    count = max(int(limit / max(per_sample, 1)), MIN_ROWS)
+    count = max(int(MAX_COUNTED / max(per_sample, 1)), MIN_ROWS)
     if count < len(samples):
         say(
             f"note: the baseline learns from {count:,} of {len(samples):,} rows, because the texts "

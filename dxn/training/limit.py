@@ -10,7 +10,7 @@ from dxn.core.display import duration
 # Share of the remaining time that is kept for a baseline, and the seconds that are enough for one.
 BASELINE_SHARE, BASELINE_SECONDS = 0.25, 60.0
 # However long the data takes to read and to evaluate, the training has this share of the limit, and
-# the baseline this share of its usual work.
+# the baseline this share of its usual time.
 MIN_SHARE = 0.25
 MIN_LEFT = 5.0  # seconds that an evaluation may always take, twice
 
@@ -53,7 +53,7 @@ class Limit:
         return max(left - kept - self.evaluations * validation, MIN_SHARE * self.seconds)
 
     def share_of_baseline(self, trained: float, validation: float) -> float:
-        """Return the share of its usual work for which a baseline has time, at most 1.
+        """Return the share of its usual time that a baseline has, at most 1.
 
         Args:
             trained: Seconds that the training took with its validations.

@@ -85,11 +85,14 @@ def test_reading_counts_and_the_rest_is_shared(table, tmp_path, monkeypatch, cap
     # The table takes 40 s to read. Of the 20 s that are left, a quarter is for the baseline.
     moments = iter([0.0, 40.0])
     monkeypatch.setattr("dxn.runs.train.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("dxn.stacking.train.MAX_ROWS", 200)
     options = [table, *OPTIONS, "baseline=auto", "trainer.epochs=200", "trainer.patience=0"]
     metrics = train(tmp_path / "run", *options, "trainer.max_minutes=1")
     lines = capsys.readouterr().out.splitlines()
     assert "note: reading took 40 s of the time limit of 1 min 0 s" in lines
     assert any("fit into the time limit of 1 min 0 s (training: 15 s)" in line for line in lines)
+    # It has less than half of its usual minute.
+    assert any(line.startswith("note: the baseline learns from 50 of 88 rows") for line in lines)
     assert any(line.startswith("baseline: ") for line in lines)
     assert metrics["epochs"] == 2  # of eight batches, a validation and a checkpoint
 

@@ -239,7 +239,7 @@ def add_baseline(run: Training, best: Predictor, share: float, *, batch_size: in
     Args:
         run: The training.
         best: Its model.
-        share: Share of the usual work of a baseline for which there is time.
+        share: Share of the usual time of a baseline that is left.
         batch_size: Number of samples per batch.
     """
     choice = run.settings.values["baseline"]
