@@ -36,6 +36,7 @@ def fit_baseline(
     features: Mapping[str, Features],
     targets: ScoreTargets,
     loss_of_rows: Callable[[Tensor, Tensor], Tensor],
+    share: float = 1.0,
 ) -> FeatureBaseline:
     """Train a baseline on the features of a training split.
 
@@ -46,6 +47,7 @@ def fit_baseline(
         features: Features of all n rows, by input name. Rows that lack the input have NaN.
         targets: What the baseline learns, (n, K).
         loss_of_rows: Mean loss of the task, for the outputs (m, K) and the indices (m,) of rows.
+        share: Share of the usual time of the trees that is left, 0 to 1.
     """
     blocks = [block for summary in features.values() for block in summary.counted]
     counted = fit_counted(blocks, targets) if blocks else None
@@ -62,7 +64,8 @@ def fit_baseline(
         x = empty.dense_features(features, len(targets.values))
         dense = fit_dense(x, targets, sizes)
         columns = _table_columns(empty, features)
-        trees = fit_trees(x, columns, targets, loss_of_rows) if len(columns) else None
+        if len(columns):
+            trees = fit_trees(x, columns, targets, loss_of_rows, share)
     parts = [part for part in (counted, dense, trees) if part is not None]
     scores = torch.stack([part.scores for part in parts])
     rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]

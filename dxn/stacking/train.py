@@ -77,7 +77,9 @@ def train_stack(
             tokenizer = model.adapter(series).tokenizer
             baseline = fit_past_regression(task.space, targets, tokenizer, static)
         else:
-            baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
+            baseline = _learn_scores(
+                model, task, train, batch_size=batch_size, share=share, say=say
+            )
     if baseline is None:
         return None
     say(f"baseline: {baseline.about}, trained {duration(time.perf_counter() - started)}")
@@ -109,6 +111,7 @@ def _learn_scores(
     train: Samples,
     *,
     batch_size: int,
+    share: float,
     say: Callable[[str], None],
 ) -> Baseline | None:
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
@@ -125,7 +128,7 @@ def _learn_scores(
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
         return task.loss(output, {"target": target[chosen]}).mean
 
-    return fit_baseline(features, learned, loss_of_rows)
+    return fit_baseline(features, learned, loss_of_rows, share)
 
 
 def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:

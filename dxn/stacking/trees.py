@@ -44,6 +44,7 @@ def fit_trees(
     columns: Tensor,
     targets: ScoreTargets,
     loss_of_rows: Callable[[Tensor, Tensor], Tensor],
+    share: float = 1.0,
 ) -> FittedPart | None:
     """Train gradient-boosted trees.
 
@@ -52,6 +53,7 @@ def fit_trees(
         columns: Indices of the features that the trees may use.
         targets: What is learned, (n, K).
         loss_of_rows: Mean loss of the task, for the outputs (m, K) and the indices (m,) of rows.
+        share: Share of MAX_WORK and MAX_FOLDED_WORK for which there is time, 0 to 1.
 
     Returns:
         None if the table or the number of outputs is so large that too few trees would be trained,
@@ -61,8 +63,8 @@ def fit_trees(
     if not targets.are_exclusive and num_outputs > MAX_LABELS:
         return None
     work = num_outputs * (len(columns) * (size + LEAF_WORK) + TREE_WORK)
-    limit = min(MAX_TREES, int(MAX_WORK / work))
-    num_folds = NUM_FOLDS if work * limit <= MAX_FOLDED_WORK else 1
+    limit = min(MAX_TREES, int(share * MAX_WORK / work))
+    num_folds = NUM_FOLDS if work * limit <= share * MAX_FOLDED_WORK else 1
     limit = min(limit, MAX_SCORES * NUM_FOLDS // (num_folds * size * num_outputs) - 1)
     if limit < MIN_TREES:
         return None
