@@ -206,10 +206,9 @@ def adapter_options(
     return {
         "image_size": height if height == width else [height, width],
         "patch_size": patch_size,
-        **({"pad_end": False} if is_dropped else {}),
         "in_channels": kernel.shape[1],
         "pos_embed": "learned",
-        "resize": resize,
+        "resize": {**resize, **({"pad_end": False} if is_dropped else {})},
         "normalize": normalize,
     }
 

@@ -50,8 +50,6 @@ class ImageAdapter(Adapter):
         patch_size: Height and width of a patch in pixels.
         stride: Distance between consecutive patches in pixels. Default: patch_size, so that patches
             do not overlap.
-        pad_end: Pad the right and the bottom of an image to whole patches. False: drop incomplete
-            patches.
         stem: Layers that embed a patch: patch (a linear projection), conv (convolutions whose total
             stride is patch_size) or residual (the same, each of the last two followed by two
             residual convolutions).
@@ -75,7 +73,6 @@ class ImageAdapter(Adapter):
         image_size: int | Sequence[int] | None = 224,
         patch_size: int = 16,
         stride: int | None = None,
-        pad_end: bool = True,
         stem: ImageStem = "patch",
         in_channels: Literal[1, 3] = 3,
         resize: ResizeOptions = ResizeOptions(),
@@ -93,13 +90,13 @@ class ImageAdapter(Adapter):
                 f"stem={stem} always has a stride of patch_size={patch_size}: leave out stride, "
                 f"got {stride}"
             )
-        if stem != "patch" and not pad_end:
-            raise ValueError(f"pad_end=false needs stem=patch, got stem={stem}")
+        if stem != "patch" and not resize.pad_end:
+            raise ValueError(f"resize.pad_end=false needs stem=patch, got stem={stem}")
         self.dim = dim
         self.patch_size = patch_size
         # Not `stride or patch_size`: PatchGrid must reject a stride of 0.
         stride = patch_size if stride is None else stride
-        self.grid = PatchGrid((patch_size, patch_size), (stride, stride), pad_end)
+        self.grid = PatchGrid((patch_size, patch_size), (stride, stride), resize.pad_end)
         self.tokenizer = ImageTokenizer(
             image_size=image_size, resize=resize, in_channels=in_channels, augment=augment
         )

@@ -38,6 +38,8 @@ class ResizeOptions:
             fixed size, which have image_size=null, mode=within or mode=cover. It is interpolated to
             the grid of each image. Default: the grid of image_size, or of 224.
         pos_antialias: Use antialiasing when learned positions are interpolated to a smaller grid.
+        pad_end: Pad the right and the bottom of an image to whole patches. False: drop incomplete
+            patches.
     """
 
     mode: ResizeMode = "within"
@@ -46,6 +48,7 @@ class ResizeOptions:
     max_pixels: Annotated[int, Ge(1)] = 50_000_000
     pos_grid: Annotated[Sequence[Annotated[int, Ge(1)]], Len(2, 2)] | None = None
     pos_antialias: bool = True
+    pad_end: bool = True
 
     @property
     def is_fixed(self) -> bool:
