@@ -35,7 +35,6 @@ class Export(FromWeights, ZeroShotLabels):
     )
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {
-        **FromWeights.needs,
         "format=public": ["dtype"],
     }
     excludes: ClassVar[Mapping[str, Sequence[str]]] = {"format=public": ["baseline", "head"]}

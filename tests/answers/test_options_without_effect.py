@@ -98,7 +98,7 @@ def test_options_of_a_tokenizer_that_is_trained_are_accepted(table, tmp_path):
         ("tokenize run=r adapters=[image] input.text=a", "adapters", "no effect with run=r"),
         ("index input=t.csv seed=3", "seed", "an effect only with data"),
         ("evaluate seed=3", "seed", "an effect only with data or create"),
-        ("export weights.part=text", "weights.part", "an effect only with format=public"),
+        ("export weights.part=text", "weights.part", "an effect only with weights"),
         ("export format=public baseline=none", "baseline", "no effect with format=public"),
         ("tokenize run=r dim=3 input.text=a", "dim", "no effect with run=r"),
         ("train weights.revision=main", "weights.revision", "an effect only with weights"),

@@ -217,9 +217,11 @@ def test_auto_passes_its_options_on(values, cls):
 
 
 def test_auto_leaves_out_options_that_a_task_does_not_have():
-    task, node, _ = Auto(hidden="tanh", dropout=0.3).resolve([["N", "V"]], [["a", "b"]])
+    task, node, _ = Auto(dropout=0.3).resolve([["N", "V"]], [["a", "b"]])
     assert type(task) is Tag and task.dropout == 0.3
-    assert set(node) == {"_target_", "balance", "dropout"}
+    assert {"balance", "dropout"} <= set(node) and not {"task", "pair"} & set(node)
+    _, node, _ = Auto(label_smoothing=0.1).resolve([0.5, 2])
+    assert "label_smoothing" not in node
 
 
 def test_the_hint_of_the_data_comes_first():

@@ -288,7 +288,7 @@ def test_training_is_deterministic():
         (
             lambda _: TargetTokenizer(tokenizer=TokenizerOptions(pad_to=7)),
             ValueError,
-            "tokenizer.pad_to and tokenizer.marker have no effect on target texts",
+            "tokenizer.pad_to, tokenizer.marker and tokenizer.prompt have no effect",
         ),
         (
             lambda _: TargetTokenizer(vocab_size=None),
