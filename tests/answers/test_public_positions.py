@@ -55,7 +55,7 @@ def trained(request, tmp_path_factory):
     cases.save(case, peer, folder / "peer", heads=SIZES.heads)
     path = folder / "peer" / "config.json"
     names = {"id2label": dict(enumerate(NAMES))}
-    if "timm" in case.name:
+    if "timm" in request.param:
         names = {"label_names": NAMES}
     path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
     write_pictures(folder)
