@@ -22,13 +22,13 @@ MINUTES = 10.0
 PATIENCE = 0.3
 FEW = 2_000  # rows up to which batches are small
 # Learning rates. All weights: as in the appendix of BERT (arXiv:1810.04805); published language
-# models change less. New weights, such as those of a head or of low-rank updates, start from zero.
+# models change less. New weights, such as those of a head or of low-rank updates, change more.
 LR, WRITER_LR = 5e-5, 2e-5
 NEW_LR, NEW_BACKBONE_LR = 5e-4, 1e-3
 WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
 # Epochs of all weights that must fit into the time limit. With fewer, but at least FEWEST, low-rank
 # updates take two thirds of the time; otherwise the published weights stay as they are, and the
-# new ones take a third of it.
+# new ones take a third of it. A model that writes has no new weights besides low-rank updates.
 ENOUGH_EPOCHS, FEWEST_EPOCHS = 3.0, 2.0
 LORA_RANK = 16
 # Parameters from which the state of an optimizer for all of them needs too much memory: 16 bytes
@@ -91,12 +91,14 @@ def advise_finetuning(start: Start) -> Iterator[Advice]:
     }
     if start.is_kind_chosen:
         reason = about
-    elif start.parameters > MAX_TRAINED or FEWEST_EPOCHS <= fitting < ENOUGH_EPOCHS:
-        kind = {"finetune.lora_rank": LORA_RANK, "finetune.lora_targets": ["all-linear"]}
+    elif start.parameters > MAX_TRAINED or fitting < ENOUGH_EPOCHS:
+        kind = {"finetune.freeze": "all"}
         if start.parameters > MAX_TRAINED:
             reason = f"{start.parameters:,} parameters"
-    elif fitting < FEWEST_EPOCHS:
-        kind = {"finetune.freeze": "all"}
+        if start.parameters > MAX_TRAINED or start.writes or fitting >= FEWEST_EPOCHS:
+            # The matrices of a new backbone are trained themselves.
+            target = "all-linear" if start.has_backbone else "adapters.*.blocks.*"
+            kind |= {"finetune.lora_rank": LORA_RANK, "finetune.lora_targets": [target]}
     for key, value in kind.items():
         yield Advice(key, value, reason)
 
@@ -116,10 +118,12 @@ def tokens_of(modality: str, node: Mapping[str, Any], cells: Sequence[Any]) -> f
     if modality == "image":
         size = node.get("image_size")
         sides = size if isinstance(size, Sequence) else [size, size]
-        patch = node.get("patch_size")
+        patch = node["patch_size"]
         lengths = patch if isinstance(patch, Sequence) else [patch, patch]
-        pairs = zip(sides, lengths, strict=True)
-        return math.prod(side / length for side, length in pairs if side and length)
+        # Null: the images are not resized.
+        known = [(side, length) for side, length in zip(sides, lengths, strict=True) if side]
+        if len(known) == len(sides):
+            return math.prod(side / length for side, length in known)
     if modality == "audio":
         from dxn.tokenize.audio.reader import audio_seconds
 

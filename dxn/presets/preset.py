@@ -144,7 +144,9 @@ def choose_options(
     all_advice = (
         _all_advice(config, chosen, task, source, nodes, readers, device, trust)
         if weights is None
-        else _finetuning_advice(config, chosen, weights, source, nodes, readers, device, trust)
+        else _finetuning_advice(
+            config, chosen, weights, task, source, nodes, readers, device, trust
+        )
     )
     for advice in all_advice:
         # The rate that the user chose is the highest one.
@@ -269,6 +271,7 @@ def _finetuning_advice(
     config: Mapping[str, Any],
     chosen: frozenset[str],
     weights: InitialWeights,
+    task: Task,
     source: Source,
     nodes: Mapping[str, str],
     readers: Mapping[str, Reader],
@@ -302,7 +305,7 @@ def _finetuning_advice(
         Start(
             rows,
             parameters=parameters,
-            writes=weights.main is not None and weights.main.architecture.writes,
+            writes=task.writes or task.target.source == "stream",
             has_backbone=weights.main is not None,
             epochs_within_limit=fitting,
             minutes=limit,

@@ -40,8 +40,8 @@ def frozen_figures(
 ) -> dict[str, float] | None:
     """Return the metrics of ridge regression, linear or with a kernel, on the first vectors.
 
-    The vectors are those of the model before it is trained. With several inputs, they are the means
-    of the tokens of each one.
+    The vectors are those of the model before it is trained. If its backbone is new, they are the
+    means of the tokens of each input.
 
     Args:
         model: The model with its published weights.
@@ -105,7 +105,7 @@ def frozen_figures(
 
 def _vectors(model: MultimodalModel, batch: Mapping[str, Any]) -> Tensor:
     """Return the vectors (B, E) of a batch: pooled ones, or the means of the tokens of inputs."""
-    if len(model.inputs) == 1:  # the backbone has published weights
+    if any(name.startswith("backbone.") for name in model.loaded):
         _, pooled = model.encode(model.embed(batch))
         return pooled
     size = batch["#size"]
