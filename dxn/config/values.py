@@ -116,6 +116,11 @@ def overriding(values: Mapping[str, Any], key: str) -> str | None:
             if exists and (bool(value) if useless is None else value in useless):
                 return f"{prefix}{other}={override_value(value, str)}"
     # Those of another part of the configuration.
+    if key == "optimizer.new_lr":
+        starts = [lookup(values, name)[1] for name in ("weights.source", "weights.adapters")]
+        _, pretrained = lookup(values, "pretrained")
+        is_random = not any(starts) and pretrained in (None, "none")
+        return "weights=null" if is_random else None
     _, overfit = lookup(values, "loader.overfit")
     return f"loader.overfit={overfit}" if overfit and ".augment." in key else None
 

@@ -35,6 +35,7 @@ def table(tmp_path):
         ("adapters.image.resize.pos_grid=[3,3]", "adapters.image.resize.mode=crop"),
         ("data.fractions=[0.5,0.3,0.2]", "data.split=part"),
         ("loader.repeats=3", "loader.overfit=8"),
+        ("optimizer.new_lr=0.1", "weights=null"),
         ("adapters.text.augment.token_dropout=0.1", "loader.overfit=8"),
         ("loader.timeout=9", "loader.num_workers=0"),
         ("backbone.position.rope_theta=9", "backbone.position.kind=none"),
