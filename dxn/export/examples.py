@@ -226,7 +226,8 @@ def random_sounds(tokenizer: AudioTokenizer, count: int, rand: random.Random) ->
     """Return waveforms (T,) of different lengths and loudness."""
     rate = tokenizer.sample_rate
     # As in texts: all but short clips can have the same number of frames.
-    longest = rand.uniform(0.1, MAX_SECONDS)
+    window = tokenizer.spectrogram and tokenizer.spectrogram.window_seconds
+    longest = rand.uniform(0.1, min(MAX_SECONDS, window or MAX_SECONDS))
     lengths = [int(rate * rand.uniform(0.1, longest)) for _ in range(count)]
     return [(_noise((n,), rand) * 2 - 1) * rand.uniform(0.1, 0.9) for n in lengths]
 

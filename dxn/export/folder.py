@@ -81,6 +81,13 @@ def write_export(
         )
     if left_out or baseline == "none":
         without_baseline(predictor.network)
+    for name, tokenizer in predictor.tokenizers.items():
+        spectrogram = tokenizer.spectrogram if isinstance(tokenizer, AudioTokenizer) else None
+        if spectrogram is not None and spectrogram.window_seconds is not None:
+            lines.append(
+                f"note: {name}: the graph reads clips of at most {spectrogram.window_seconds:g} "
+                "seconds, and dxn divides longer ones"
+            )
     parts, example = make_parts(predictor)
     with replace_folder(folder) as new:
         for part in parts:
@@ -223,13 +230,6 @@ def check_exportable(predictor: Predictor) -> None:
             "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
             " cannot be exported; use dxn predict or dxn serve"
         )
-    for name, tokenizer in predictor.tokenizers.items():
-        spectrogram = tokenizer.spectrogram if isinstance(tokenizer, AudioTokenizer) else None
-        if spectrogram is not None and spectrogram.options.windows:
-            raise UserError(
-                f"export: the input {name} has spectrogram.windows=true, which divides long clips, "
-                "so the model cannot be exported; use dxn predict or dxn serve"
-            )
     if predictor.task.target.is_pair:
         raise UserError(
             "export: a model with head.pair, which joins two texts, cannot be exported; use dxn "

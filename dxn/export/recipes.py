@@ -61,6 +61,9 @@ def audio_recipe(tokenizer: AudioTokenizer) -> Recipe:
     if spectrogram is None:
         return {**steps, "frontend": "waveform", **limits}
     options = spectrogram.options
+    window = spectrogram.window_seconds
+    if window is not None:
+        limits["max_seconds"] = min(limits["max_seconds"], window)
     steps |= {
         "frontend": options.frontend,
         "n_fft": spectrogram.n_fft,

@@ -24,7 +24,7 @@ from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
 from dxn.export.examples import make_examples
-from dxn.export.folder import _check_folder, check_exportable
+from dxn.export.folder import _check_folder, write_export
 from dxn.export.formats import compare, load, save
 from dxn.export.graph import connected, find_ports, make_graph, reference_of, trace
 from dxn.models import Backbone
@@ -281,13 +281,25 @@ def test_a_recurrent_backbone_is_refused_before_anything_is_written(tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def test_clips_that_are_divided_are_refused_before_anything_is_traced():
-    clips = SpectrogramOptions(num_frames=100, windows=True)
+@pytest.mark.parametrize("pad", [True, False])
+def test_clips_of_at_most_one_window_are_answered_as_by_the_model(pad, tmp_path):
+    clips = SpectrogramOptions(num_frames=100, windows=True, pad=pad)
     inputs = {"clip": AudioAdapter(8, spectrogram=clips).fit([torch.rand(8_000)])}
     backbone = Backbone(8, depth=1, num_heads=1)
     model = dxn.Model(inputs, backbone=backbone, head=Classify(), targets=["a", "b"])
-    with pytest.raises(UserError, match=r"the input clip has spectrogram\.windows=true"):
-        check_exportable(model.predictor)
+    lines = write_export(model.predictor, tmp_path / "out", "torch")
+    assert "note: clip: the graph reads clips of at most 1 seconds, and dxn divides" in lines[0]
+    short, long = (np.random.default_rng(0).uniform(-1, 1, n) for n in (11_000, 17_000))
+    with imports(tmp_path / "out"):
+        about = json.loads((tmp_path / "out" / "preprocess.json").read_text())
+        (part,) = about["parts"]
+        prepare = importlib.import_module("prepare_inputs").prepare_sample
+        answer = importlib.import_module("run_graph").load(tmp_path / "out" / part["file"])
+        ours = answer(prepare({"clip": (short, 16_000)}, about, part["inputs"]))["probabilities"]
+        with pytest.raises(SystemExit, match="longer than 1 s"):
+            prepare({"clip": (long, 16_000)}, about, part["inputs"])
+    theirs = model.predictor.predict(clip=(torch.from_numpy(short).float(), 16_000))
+    assert ours[0] == pytest.approx(list(theirs["probabilities"].values()), abs=1e-4)
 
 
 def test_a_file_that_differs_from_the_model_is_refused(tmp_path):

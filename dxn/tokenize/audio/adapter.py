@@ -195,7 +195,8 @@ class AudioAdapter(Adapter):
         """
         lengths = batch["lengths"]
         # A graph is for any batch.
-        is_full = batch.get(FULL, False) and not torch.compiler.is_exporting()
+        is_graph = torch.compiler.is_exporting()
+        is_full = batch.get(FULL, False) and not is_graph
         features = (batch["features"] - self.mean) / self.std
         # Normalization turns the zeros of the padding into other values, so it is zeroed again.
         if not is_full or "hidden" in batch:
@@ -206,8 +207,8 @@ class AudioAdapter(Adapter):
         size = features.shape[0]
         window_lengths = lengths
         num_frames = features.shape[1]
-        # Without padding, shorter clips are one window.
-        if self.pads_windows or 0 < self.window_frames < num_frames:
+        # Without padding, shorter clips are one window. A graph is only for those.
+        if not is_graph and (self.pads_windows or 0 < self.window_frames < num_frames):
             # The windows of a clip are embedded alone.
             missing = -num_frames % self.window_frames
             features = F.pad(features, (0, 0, 0, missing))

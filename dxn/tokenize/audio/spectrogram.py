@@ -91,6 +91,14 @@ class Spectrogram:
         self.n_fft = options.n_fft or sample_rate // 40  # 25 ms
         self.hop_length = hop_samples(options, sample_rate)
 
+    @property
+    def window_seconds(self) -> float | None:
+        """Duration of the windows into which a longer clip is cut. None: it is not cut."""
+        if not self.options.windows:
+            return None
+        assert self.options.num_frames is not None
+        return self.options.num_frames * self.hop_length / self.sample_rate
+
     @cached_property
     def transforms(self) -> tuple[nn.Module, nn.Module]:
         """The Fourier transforms and the mel scale of torchaudio, but for frontend=kaldi."""
