@@ -21,6 +21,8 @@ class Attend(FromWeights):
     Args:
         input: One sample: a file (input=photo.jpg) or several inputs (input.text=...
             input.image=...).
+        encoder: Input with an encoder of its own (pretrained.NAME=...), to draw the attention
+            inside this encoder.
         output: Folder for attention.html.
     """
 
@@ -28,9 +30,11 @@ class Attend(FromWeights):
     usage: ClassVar[Sequence[str]] = (
         'dxn attend run=RUN input.text="a fine film"',
         "dxn attend weights=models/vit photo.jpg",
+        "dxn attend run=RUN input.photo=photo.jpg input.title=cup encoder=photo",
     )
 
     input: Input
+    encoder: Annotated[str, AS_TYPED] | None = None
     output: Annotated[str, OUTPUT_FOLDER] = "attention"
 
     def execute(self) -> int:
@@ -43,7 +47,9 @@ class Attend(FromWeights):
         sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         folder = Path(self.output)
         name = str(self.run or self.weights.source)
-        shares, notes = draw_attention(predictor, sample, folder, model_name=name)
+        shares, notes = draw_attention(
+            predictor, sample, folder, model_name=name, encoder=self.encoder
+        )
         for name, share in shares.items():
             print_line(f"{name}: {share:.1%} of the attention")
         for note in notes:

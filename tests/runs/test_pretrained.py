@@ -85,6 +85,14 @@ def test_each_input_starts_from_its_encoder_and_is_used_like_any_other(folder, t
     # Alone, as beside a longer one.
     (alone,) = model.predict(rows[1:])
     assert alone["probabilities"] == pytest.approx(answers[1]["probabilities"], abs=1e-5)
+    attend = ["attend", f"run={run}", "input.title=w5 w6", f"input.photo={folder / '1.png'}"]
+    assert main([*attend, "encoder=photo", f"output={tmp_path / 'attention'}"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "photo: " in printed
+    assert "title: " not in printed
+    assert "the attention is that inside the encoder of photo" in printed
+    assert main([*attend, "encoder=price"]) == 2
+    assert "an encoder of its own, got price; this model has th" in capsys.readouterr().err
     assert main(["train", f"resume={run}", "trainer.epochs=3"]) == 0
     assert main(["export", f"run={run}", f"output={tmp_path / 'export'}"]) == 0
     assert (tmp_path / "export" / "model.onnx").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from torch import Tensor
 from dxn import viz
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
+from dxn.core.windows import encode_input
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Memory
 from dxn.models.fusion import EarlyFusion
 from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.predictor import Predictor, Values
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 from dxn.viz.rollout import recorded, rollout, token_shares
 
 # Attention weights of a sample that a web page may need, 4 bytes each.
@@ -76,6 +78,7 @@ def attention_on(
     names: Sequence[str],
     *,
     max_weights: int | None = None,
+    encoder: str | None = None,
 ) -> Attention:
     """Compute the attention of a model on one sample.
 
@@ -85,10 +88,15 @@ def attention_on(
         names: Names of the inputs that the sample has.
         max_weights: Largest number of attention weights of the encoder, which take 4 bytes each.
             Default: no limit.
+        encoder: Name of an input with an encoder of its own, inside which the attention is
+            computed. Default: the attention of the backbone that all inputs share.
 
     Raises:
-        UserError: If neither the encoder nor a decoder has attention, or the sample is too long.
+        UserError: If neither the encoder nor a decoder has attention, or the sample is too long, or
+            the input has no encoder.
     """
+    if encoder is not None:
+        return _inside_encoder(predictor, batch, encoder)
     model = predictor.model
     writes = predictor.task.writes
     backbone = _backbone_of(model, names)
@@ -107,6 +115,39 @@ def attention_on(
     written = answer_of(predictor, encoded) if writes else None
     shares = _shares_of(maps, encoded, written, model.fusion.pool.kind)
     return Attention(maps, encoded, written, shares, obstacle, limits_of(predictor))
+
+
+def encoders_of(predictor: Predictor) -> list[str]:
+    """Return the names of the inputs that have an encoder of their own."""
+    adapters = predictor.adapters.items()
+    return [name for name, adapter in adapters if isinstance(adapter, EncodedAdapter)]
+
+
+def _inside_encoder(predictor: Predictor, batch: Mapping[str, Any], name: str) -> Attention:
+    """Compute the attention inside the encoder of an input, on one sample."""
+    names = encoders_of(predictor)
+    if name not in names:
+        has = f"those of {', '.join(names)}" if names else "none"
+        raise UserError(
+            f"encoder: must be an input with an encoder of its own, got {name}; this model has "
+            f"{has}"
+        )
+    batch = predictor.model.first_part(batch)
+    if name not in batch:
+        raise UserError(f"encoder: the sample has no {name}; set input.{name}=...")
+    adapter = predictor.adapters[name]
+    if not isinstance(adapter.backbone, Backbone) or not len(adapter.backbone.blocks):
+        raise UserError(f"encoder: the encoder of {name} has no attention")
+    embedded = adapter.adapter(batch[name])
+    with recorded(adapter.backbone) as maps:
+        encoded, _ = encode_input(embedded, adapter.adapter, adapter.fusion, adapter.backbone)
+    # The class tokens and registers before the input keep their name.
+    *leading, of_input = encoded.spans
+    encoded = replace(encoded, spans=(*leading, replace(of_input, name=name)))
+    maps = joined_windows([block.float() for block in maps], len(adapter.backbone.blocks))
+    shares = token_shares(maps, encoded.mask, adapter.fusion.pool.kind)[0]
+    about = [f"the attention is that inside the encoder of {name}", limits_of(predictor)]
+    return Attention(maps, encoded, None, shares, limits="; ".join(filter(None, about)))
 
 
 def joined_windows(maps: Sequence[Tensor], depth: int) -> list[Tensor]:
@@ -236,7 +277,12 @@ def _check_size(backbone: Any, num_tokens: int, max_weights: int) -> None:
 
 @torch.inference_mode()
 def draw_attention(
-    predictor: Predictor, sample: Values, folder: Path, *, model_name: str = ""
+    predictor: Predictor,
+    sample: Values,
+    folder: Path,
+    *,
+    model_name: str = "",
+    encoder: str | None = None,
 ) -> tuple[dict[str, float], list[str]]:
     """Write attention.html, the attention of a model on one sample.
 
@@ -249,6 +295,7 @@ def draw_attention(
         sample: The inputs of the sample.
         folder: Folder to write to.
         model_name: Name of the model in the page, such as the path of its run folder.
+        encoder: See `attention_on`.
 
     Returns:
         The share of the attention of each input, and of the class tokens, whose sum is 1, and lines
@@ -258,7 +305,8 @@ def draw_attention(
         UserError: If neither the encoder nor a decoder has attention.
     """
     samples = predictor.samples([sample])
-    attention = attention_on(predictor, predictor.batch(samples, 0), list(sample))
+    batch = predictor.batch(samples, 0)
+    attention = attention_on(predictor, batch, list(sample), encoder=encoder)
     written = attention.written
     if written is not None:
         answer: Mapping[str, Any] | None = {"prediction": written.text}
@@ -273,6 +321,10 @@ def draw_attention(
         notes.append(f"answer: {line}")
     if attention.limits:
         notes.append(f"note: {attention.limits}")
+    others = [] if encoder else encoders_of(predictor)
+    if others:
+        options = " or ".join(f"encoder={name}" for name in others)
+        notes.append(f"note: the attention inside the encoder of an input: {options}")
     if attention.obstacle:
         notes.append(f"no attention of the encoder: {attention.obstacle}")
     heading = {
