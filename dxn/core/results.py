@@ -22,7 +22,7 @@ BEST = "validation/best"  # the monitored metric in the epoch that it selected
 # Fields that describe the training, and not the evaluation.
 TRAINING = (
     *("best_epoch", "epochs", "train_seconds", "bad_files", "parameters"),
-    *("precision", "seeds", "data", "environment"),
+    *("precision", "seeds", "data", "environment", "start"),
 )
 
 # A metric that is NaN or infinite is written, and `dxn verify` reports it.
@@ -118,6 +118,7 @@ class Results(Strict):
         intervals: 95% intervals, by set of inputs and metric.
         data: The data.
         environment: Versions and hardware, by name.
+        start: Checkpoints that the training started from, with their licences and digests.
     """
 
     split: str
@@ -147,6 +148,7 @@ class Results(Strict):
     intervals: dict[str, dict[str, Interval]] = Field(default_factory=dict)
     data: DataFacts = DataFacts()
     environment: dict[str, str] = Field(default_factory=dict)
+    start: list[str] = Field(default_factory=list)
 
     def figures(self, split: str | None = None) -> dict[str, dict[str, float]]:
         """Return the metrics of a split by row of the table. Default: the evaluated split."""

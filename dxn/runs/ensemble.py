@@ -46,7 +46,6 @@ from dxn.runs.evaluation.next_commands import resume
 from dxn.runs.folder import MEMBERS, is_started, locked, member_folder, member_folders, run_folder
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.plan import folder_before_restart
-from dxn.runs.record import initial_weights
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.runs.train import Trained, connected, train_one
@@ -263,7 +262,6 @@ def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) ->
             plan,
             best.task,
             overrides,
-            initial_weights(settings.values),
         ),
         remarks=about_split(data.split),
     )

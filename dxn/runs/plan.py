@@ -80,6 +80,7 @@ class Plan(Strict):
         data: Fingerprint of each split.
         loaded: Names of the tensors that were loaded from a checkpoint.
         frozen: Metrics of a simple model on the vectors of published weights, by its description.
+        start: Checkpoints that the run started from, with their licences and digests.
         launch: Identifies the torchrun that started the run. Empty without torchrun.
     """
 
@@ -94,6 +95,7 @@ class Plan(Strict):
     data: dict[str, SplitFingerprint] = Field(default_factory=dict)
     loaded: list[str] = Field(default_factory=list)
     frozen: dict[str, dict[str, float]] = Field(default_factory=dict)
+    start: list[str] = Field(default_factory=list)
     launch: str = ""
 
     @functools.cached_property

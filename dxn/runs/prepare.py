@@ -71,7 +71,7 @@ from dxn.runs.plan import (
     write_changes,
     write_plan,
 )
-from dxn.runs.record import count_classes, data_name, describe, input_lines
+from dxn.runs.record import count_classes, data_name, describe, describe_start, input_lines
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tasks.space import WITH_BASELINE
@@ -320,7 +320,9 @@ def prepare(
         head = build(asked["head"], key="head", trust=trust)
         task, head_options, notes = decide_task(head, asked, source, readers, trust)
         inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
+    checkpoints = [] if old is None else old.start
     if weights is not None:
+        checkpoints = from_first(partial(describe_start, asked, weights))
         weights = weights.by_adapter(option_keys)
     if not source.splits.get("validation") and not asked["loader"]["overfit"]:
         check_unvalidated(asked)
@@ -371,6 +373,7 @@ def prepare(
         layout=None if source.layout is None else dict(source.layout),
         precision=trainer.hardware.precision,
         batch_size=batch_size or trainer.batch_size * num_processes,
+        start=checkpoints,
         launch=old.launch if old is not None else "" if started is None else started.id,
     )
     plan.model.check_limits()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dxn.core.display import count, list_names, print_line
-from dxn.core.files import LOG
+from dxn.core.files import LOG, sha256
 from dxn.core.randomness import spaced_rows
 from dxn.core.results import ALL, BEST, UNSEEN, Results, Truncation
 from dxn.data.inspect.quality import check_kept, check_known_targets, count_truncated
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dxn.config.model_plan import Input
     from dxn.data.dataset import Opened
     from dxn.data.rows import Source
+    from dxn.runs.filling import InitialWeights
     from dxn.runs.plan import Plan
     from dxn.runs.prepare import Training
     from dxn.tokenize.base import Tokenizer
@@ -138,21 +139,26 @@ def data_name(node: Mapping[str, Any], name: str | None) -> str:
     return name or str(node["_target_"]).rpartition(".")[2]
 
 
-def initial_weights(config: Mapping[str, Any]) -> str:
-    """Return the checkpoints that a run starts from, with known licences; "" if there are none."""
-    weights, encoders = config["weights"], config.get("pretrained")
-    parts: dict[str, str] = {}
-    if source := weights.get("source"):
-        revision = weights.get("revision")
-        parts[""] = source if revision is None else f"{source}@{revision}"
-    for named in (weights.get("adapters"), encoders):
+def describe_start(config: Mapping[str, Any], weights: InitialWeights) -> list[str]:
+    """Return the source, the licence and the digest of each checkpoint that a run starts from.
+
+    Args:
+        config: The configuration, which names the checkpoints.
+        weights: The checkpoints by the keys of the adapters in the configuration.
+    """
+    own, encoders = config["weights"], config["pretrained"]
+    sources: dict[str, str] = {}
+    if own["source"]:
+        sources[""] = "@".join(filter(None, [own["source"], own["revision"]]))
+    for named in (own["adapters"], encoders):
         if isinstance(named, Mapping):
-            parts |= {f"{key}=": source for key, source in named.items() if source}
-    lines = []
-    for key, source in parts.items():
-        known = license_of(source)
-        lines.append(f"{key}{source}{f' ({known})' if known else ''}")
-    return ", ".join(lines)
+            sources |= {f"{key}=": source for key, source in named.items() if source}
+    lines: list[str] = []
+    for (key, source), public in zip(sources.items(), weights.checkpoints, strict=True):
+        license = license_of(source) or public.checkpoint.license or "see its source"
+        digests = [f"{path.name} {sha256(path)}" for path in public.checkpoint.files]
+        lines.append(f"{key}{source} (license: {license}; SHA-256: {', '.join(digests)})")
+    return lines
 
 
 def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:
@@ -214,6 +220,7 @@ def results_of(
         precision=run.plan.precision,
         data=run.facts,
         environment=environment(str(run.trainer.hardware.device)),
+        start=run.plan.start,
         **fields,
     )
     best = results.metrics.get(f"validation/{results.monitored}")

@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.core.files import CONFIG, MODEL
+from dxn.core.files import CARD, CONFIG, MODEL
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import TensorFiles
-from dxn.core.untrusted import load_json, shortened
+from dxn.core.untrusted import load_json, read_text, shortened
 from dxn.weights.defaults import TOWERS, check_settings, with_defaults
 from dxn.weights.sentence_files import SentenceModel, read_modules
 
@@ -32,12 +32,14 @@ TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub, also in subfolders. *.bin is added only if a repository has no
 # safetensors file; the layers of sentence-transformers are small.
 HUB_PATTERNS = (
-    *("*.json", "*.txt", "*.spm", "chat_template.jinja", "*.safetensors"),
+    *("*.json", "*.txt", "*.spm", "chat_template.jinja", "*.safetensors", CARD),
     "*_Dense/pytorch_model.bin",
 )
 # Keys of processor_config.json with the settings of one modality.
 PROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 MAX_SHARDS = 10_000
+MAX_CARD_BYTES = 10_000_000
+LICENSE = re.compile(r"^license: *([\w.+-]{1,100})", re.MULTILINE)
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=100_000_000)]], Field(max_length=10_000)]
@@ -212,6 +214,8 @@ class Checkpoint:
         sentence: What modules.json of sentence-transformers says; None if there is no such file.
         group: Key of config.json from which `config` comes. "": it is the whole file.
         read: The keys that were read from `settings`, by group.
+        files: Files of the tensors.
+        license: Licence that README.md names; None if it names none.
     """
 
     source: str
@@ -223,6 +227,8 @@ class Checkpoint:
     sentence: SentenceModel | None = None
     group: str = ""
     read: dict[str, set[str]] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+    license: str | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -374,21 +380,38 @@ def read_checkpoint(
     if (path / MODEL / CONFIG).exists():
         path = path / MODEL
     folder = path if path.is_dir() else path.parent
+    license = _read_license(folder / CARD)
     sentence = read_modules(folder)
     if sentence is not None and path == folder:
         path = folder = sentence.modules[0]
     config = read_json(folder / "config.json")
     # Before the weights are read, because this is fast.
     check_settings(config, f"weights: {folder / 'config.json'}")
+    files = _weight_files(path)
     return Checkpoint(
         source=source,
-        tensors=TensorFiles(_weight_files(path)),
+        tensors=TensorFiles(files),
         config=config,
         preprocessor=_read_preprocessor(folder),
         folder=folder,
         trust=trust,
         sentence=sentence,
+        files=tuple(files),
+        license=license,
     )
+
+
+def _read_license(card: Path) -> str | None:
+    """Return the licence in the YAML header of a model card; None if there is none."""
+    if not card.is_file():
+        return None
+    try:
+        text = read_text(card, max_bytes=MAX_CARD_BYTES, allow_links=True)
+    except UserError:  # nothing else depends on a card
+        return None
+    header = text.split("\n---", 1)[0] if text.startswith("---") else ""
+    found = LICENSE.search(header)
+    return None if found is None else found[1]
 
 
 def _weight_files(path: Path) -> list[Path]:

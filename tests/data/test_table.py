@@ -345,7 +345,7 @@ def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, readers):
     notes = []
     found = rows_of_table(write_table(tmp_path / "n.csv", rows), SPECS, readers, notes=notes)
     assert found.ids == {"sku": ["S0", "S1", "S2"], "nr": ["0", "1", "2"]}
-    assert notes == ["not used: weight, x (not columns of the training)"]
+    assert notes == ["not used: weight, x (not inputs of the model)"]
     assert found.take([2]).ids == {"sku": ["S2"], "nr": ["2"]}
     assert found.groups is None
 

@@ -86,7 +86,7 @@ def test_beam_search_with_one_beam_is_greedy():
     ids=str,
 )
 def test_other_models_raise_a_clear_error(options):
-    with pytest.raises(ValueError, match="only a model with one input, whose adapter has a voc"):
+    with pytest.raises(ValueError, match="writes no text: that needs head=generate"):
         LanguageModel(model_of(**options))
 
 

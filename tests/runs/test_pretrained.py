@@ -1,5 +1,6 @@
 """Trainings whose inputs start from published encoders (`pretrained=`)."""
 
+import hashlib
 import json
 import socket
 
@@ -34,6 +35,7 @@ def folder(tmp_path_factory):
         save_peer(peer, path / name)
         if name != "vit":
             words_of_bert().save(str(path / name / "tokenizer.json"))
+    (path / "bert" / "README.md").write_text("---\nlanguage: en\nlicense: bsd-3-clause\n---\n")
     (path / "vit" / "preprocessor_config.json").write_text(
         json.dumps({"do_normalize": True, "size": {"height": 40, "width": 40}})
     )
@@ -77,7 +79,12 @@ def test_each_input_starts_from_its_encoder_and_is_used_like_any_other(folder, t
     assert f"pretrained: photo={folder / 'vit'} (ViT of transformers)" in " ".join(printed.split())
     assert_encoder(state, "text", folder / "bert")
     assert_encoder(state, "photo", folder / "vit")
-    assert f"text={folder / 'bert'}" in (run / "model" / "README.md").read_text()
+    card = (run / "model" / "README.md").read_text()
+    weights = folder / "bert" / "model.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    about = f"text={folder / 'bert'} (license: bsd-3-clause; SHA-256: {weights.name} {digest})"
+    assert f"- initial weights: {about}" in card
+    assert f"photo={folder / 'vit'} (license: see its source; SHA-256: " in card
     model = dxn.load(run)
     rows = [{"title": "w5 w6", "photo": str(folder / "1.png"), "price": 1.0}, {"title": "w5"}]
     answers = model.predict(rows)
@@ -181,7 +188,8 @@ def test_auto_downloads_the_encoders_of_the_table_and_works_offline(
     )
     assert line in output
     card = (tmp_path / "first" / "model" / "README.md").read_text()
-    assert f"text={name} (Apache-2.0), image=facebook/dinov2-small@" in card
+    assert f"- initial weights: text={name} (license: Apache-2.0; SHA-256: model.saf" in card
+    assert "- initial weights: image=facebook/dinov2-small@" in card
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub.requests.clear()
     _, output = printed("second")

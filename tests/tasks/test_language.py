@@ -269,7 +269,7 @@ def model_of(adapters, *, causal=True):
     ],
 )
 def test_other_models_cannot_continue_a_text(build):
-    with pytest.raises(ValueError, match="only a model with one input, whose adapter has a voc"):
+    with pytest.raises(ValueError, match="writes no text: that needs head=generate"):
         LanguageModel(build())
 
 

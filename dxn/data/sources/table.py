@@ -391,7 +391,7 @@ def rows_of_table(
         notes += whole.notes
         surplus = [name for name in whole.columns if name not in {*used, *ids, group}]
         if surplus:
-            notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
+            notes.append(f"not used: {', '.join(surplus)} (not inputs of the model)")
         if group is not None and groups is None:
             notes.append(without_groups(group))
     return replace(rows, ids=ids, groups=groups)

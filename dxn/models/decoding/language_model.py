@@ -166,9 +166,8 @@ class LanguageModel(StepDecoder):
         )
         if not is_joined or not has_vocabulary or not causal:
             raise ValueError(
-                "only a model with one input, whose adapter has a vocabulary, and a causal "
-                "backbone, or with more inputs before it and head=language, can generate tokens: "
-                f"got inputs {', '.join(model.inputs)} and causal={causal}"
+                f"this model of {', '.join(model.inputs)} writes no text: that needs head=generate "
+                "or head=language, or a causal backbone and one text; use dxn embed or dxn predict"
             )
         output = output_layer_of(model.head, adapter.embedding)
         super().__init__(adapter.embedding, adapter.tokenizer.max_len, output=output)

@@ -27,7 +27,7 @@ from dxn.runs.folder import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer
-from dxn.runs.record import data_name, initial_weights
+from dxn.runs.record import data_name
 from dxn.tokenize.text.chat import Conversation, text_of
 from dxn.training.log import read_log
 from dxn.training.predict import task_results
@@ -207,8 +207,7 @@ def _info(
     ]
     if results.precision is not None:
         about.append(("precision", results.precision))
-    if start := initial_weights(values):
-        about.append(("initial weights", start))
+    about += [("initial weights", line) for line in results.start]
     return pages.run.RunInfo(
         folder=folder,
         title=str(values.get("name") or results.target or name_of(folder.absolute())),

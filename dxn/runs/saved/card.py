@@ -14,7 +14,6 @@ import torch
 import dxn
 from dxn.core.display import number
 from dxn.core.results import ALL, Results
-from dxn.runs.record import initial_weights
 from dxn.tasks import Task
 
 if TYPE_CHECKING:
@@ -31,14 +30,12 @@ class Card:
         plan: What determines the model.
         task: The fitted task.
         overrides: Options of the training as the user typed them.
-        start: Checkpoints that the training started from. Empty: random weights.
     """
 
     title: str
     plan: ModelPlan
     task: Task
     overrides: tuple[str, ...] = ()
-    start: str = ""
 
     def markdown(self, results: Results) -> str:
         """Return the card in Markdown.
@@ -59,8 +56,7 @@ class Card:
             lines.append(f"- data: {data.name}; rows: {_rows(data.rows)}")
             saved = f", those of {_epochs(results)}"
         lines.append(f"- weights: {results.parameters:,} parameters{saved}")
-        if self.start:
-            lines.append(f"- initial weights: {self.start}")
+        lines += [f"- initial weights: {line}" for line in results.start]
         if results.formula:
             lines.append(f"- answers: the mixture {results.formula}")
         lines += ["- license: not set", ""]
@@ -103,7 +99,6 @@ def card_of(run: Training, task: Task) -> Card:
         else plan.model.model_copy(update={"head": config["pretrain"]["task"], "target": None}),
         task=task,
         overrides=run.overrides,
-        start=initial_weights(config),
     )
 
 
