@@ -2,7 +2,7 @@
 
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor
-from dxn.weights.encoder import as_encoder
+from dxn.weights.encoder import as_encoder, load_encoder
 from dxn.weights.families import FAMILIES, all_families
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
 from dxn.weights.public import FillResult, PublicModel, read_public
@@ -19,6 +19,7 @@ __all__ = [
     "TensorSource",
     "all_families",
     "as_encoder",
+    "load_encoder",
     "read_checkpoint",
     "read_public",
     "resize_tensor",

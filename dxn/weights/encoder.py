@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+from dxn.config.instantiate import build, completed
+from dxn.config.values import assign
 from dxn.core.errors import UserError
-from dxn.models.model import module_key
+from dxn.models.model import MultimodalModel, module_key
 from dxn.models.pooling import WITH_CLASS
 from dxn.tokenize.base import ADAPTERS
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 from dxn.weights.family import Architecture, Options
-from dxn.weights.public import BACKBONE, FUSION, PublicModel
+from dxn.weights.public import BACKBONE, FUSION, PublicModel, read_public
 
 ENCODED = "dxn.tokenize.EncodedAdapter"
+
+
+def load_encoder(
+    source: str, dim: int | None = None, *, revision: str | None = None, part: str | None = None
+) -> EncodedAdapter:
+    """Return an adapter whose tokens are the output vectors of a published encoder.
+
+    Args:
+        source: A file, a folder, or a hub id OWNER/NAME.
+        dim: Width D of the tokens. Default: that of the encoder.
+        revision: Branch, tag or commit on the hub.
+        part: Tower of a checkpoint with several ones, such as image or text of CLIP.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, or has several inputs.
+    """
+    public = as_encoder(read_public(source, revision=revision, part=part), dim)
+    ((key, node),) = public.architecture.adapters.items()
+    for name, value in public.architecture.encoder[key].items():
+        assign(node["adapter"], name, value)
+    adapter = build(completed(node), key="adapters")
+    public.prepare({key: adapter})
+    # A model of this adapter alone, because weights are loaded into models.
+    parts = {"fusion": nn.Identity(), "backbone": nn.Identity(), "head": nn.Identity()}
+    model = MultimodalModel({key: adapter}, inputs={key: key}, **parts)
+    public.fill(model, only=(f"adapters.{key}.",))
+    return adapter
 
 
 def as_encoder(public: PublicModel, dim: int | None = None) -> PublicModel:

@@ -10,7 +10,7 @@ from helpers.peers import CASES, cases, parity
 from dxn.config.instantiate import build, completed
 from dxn.core.errors import UserError
 from dxn.models import Backbone, EarlyFusion, MultimodalModel
-from dxn.weights import as_encoder, read_public
+from dxn.weights import as_encoder, load_encoder, read_public
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 SIZES = cases.Sizes(dim=44, depth=2, heads=2, batch=3, side=40, length=23)
@@ -66,6 +66,7 @@ def test_a_text_has_the_same_tokens_in_any_batch_and_projected_ones_in_another_w
     adapter, _ = encoder_of(public, dtype=torch.float32)
     texts = ["w5 w6 w7 w8 w9 w5", "w9"]
     together = adapter.tokens(texts)
+    assert torch.equal(load_encoder(str(tmp_path)).eval().tokens(texts).x, together.x)
     for i, text in enumerate(texts):
         assert torch.allclose(together[i], adapter.tokens([text])[0], rtol=0, atol=1e-5)
     narrow, result = encoder_of(public, 10, torch.float32)
