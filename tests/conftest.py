@@ -1,20 +1,24 @@
 """Process settings and seeds of all tests."""
 
+import os
+from pathlib import Path
+
 from dxn.core.runtime import configure
 
 configure()  # before torch is imported
+# Also for processes that tests start: no test asks the hub, or finds a model in the user's cache.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_CACHE"] = str(Path(__file__).with_name("no_cache"))
 
 import copy  # noqa: E402
 import functools  # noqa: E402
 import gc  # noqa: E402
 import hashlib  # noqa: E402
-import os  # noqa: E402
 import pickle  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from importlib.metadata import entry_points, version  # noqa: E402
-from pathlib import Path  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 

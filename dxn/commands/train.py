@@ -81,8 +81,8 @@ class Train(Data):
         name: Name of the folder in output (default: name of the target column).
         output: Parent folder of all run folders.
         run: Run folder to write (default: output/name/date_time).
-        pretrained: Published encoders of the inputs: none, small or base (fail if one cannot be
-            loaded), auto (the small ones that can), or one of these words or a file, folder or hub
+        pretrained: Published encoders of the inputs: auto (the small ones that can be loaded),
+            small or base (fail if one cannot), none, or one of these words or a file, folder or hub
             id (OWNER/NAME, OWNER/NAME@REVISION) by input or modality: pretrained.text=...
         share_adapters: Whether inputs of a modality share one adapter; table columns never do.
         share_backbone: Whether all inputs share one backbone; false needs late or bottleneck
@@ -136,7 +136,7 @@ class Train(Data):
     share_adapters: bool = True
     share_backbone: bool = True
     weights: StartWeights = StartWeights()
-    pretrained: Pretrained = "none"
+    pretrained: Pretrained = "auto"
     adapters: Adapters
     fusion: Annotated[Any, Group("early")]
     head: Annotated[Any, Group("auto")]

@@ -9,7 +9,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -95,10 +95,6 @@ JOINT = {
     "backbone.block.mlp": "swiglu",
     MUON[0]: MUON[1],
 }
-# By modality: weights, and the number of training rows from which training from scratch can be as
-# good. A few thousand photos are far too few to learn what edges and objects look like.
-RECOMMENDED_FOR = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
-RECOMMENDED = {"image": ("google/vit-base-patch16-224", 5000)}
 
 
 def choose_options(
@@ -116,7 +112,7 @@ def choose_options(
     """Return the configuration with the options of the preset, and lines to print.
 
     Nothing is changed with preset=plain, with pretraining, for a task that has no preset, and with
-    the weights of a model of dxn. The lines also recommend public weights, if they usually help.
+    the weights of a model of dxn.
 
     Args:
         config: The configuration of a training.
@@ -130,16 +126,12 @@ def choose_options(
         weights: Checkpoints that the training starts from.
     """
     values = copy.deepcopy(dict(config))
-    modalities = {readers[key].modality for key in nodes.values()}
-    lines: list[str] = []
-    if weights is None:
-        lines = recommended(task.answer_kind, modalities, source.num_training_rows, device)
     is_codec = task.answer_kind is AnswerKind.CODES
     has_preset = is_codec or (task.space is not None and task.space.kind is not None)
     has_preset = has_preset if weights is None else weights.are_published
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
-        return values, lines
+        return values, []
     used: list[Advice] = []
     all_advice = (
         _all_advice(config, chosen, task, source, nodes, readers, device, trust)
@@ -174,30 +166,7 @@ def choose_options(
                 value = value.rpartition(".")[2]
             options.append(f"{advice.key.removesuffix('._target_')}={value}")
         reasons.append(f"preset: {' '.join(options)} ({reason})")
-    return values, [*reasons, *lines]
-
-
-def recommended(
-    kind: AnswerKind | None, modalities: Collection[str], num_rows: int, device: torch.device
-) -> list[str]:
-    """Return a line with public weights that usually help, if there are such weights.
-
-    Args:
-        kind: What a row gets.
-        modalities: Modalities of the inputs.
-        num_rows: Number of training rows.
-        device: Device of the training.
-    """
-    # For several modalities there is no single checkpoint, and the weights are those of a model
-    # with one answer per sample: for boxes and masks, they were not compared.
-    if kind not in RECOMMENDED_FOR or len(modalities) != 1:
-        return []
-    (modality,) = modalities
-    weights, enough = RECOMMENDED.get(modality, ("", 0))
-    if num_rows >= enough:
-        return []
-    slow = " (slow without a GPU)" if device.type == "cpu" else ""
-    return [f"note: few {modality}s: public weights usually help{slow}: weights={weights}"]
+    return values, reasons
 
 
 def is_chosen(key: str, chosen: frozenset[str]) -> bool:

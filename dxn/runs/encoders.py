@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,10 +11,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_yaml
-from dxn.runs.hub import endpoint, reason_of
+from dxn.runs.hub import endpoint, reason_of, status_of
 
 TABLE = Path(__file__).parents[1] / "weights" / "encoders.yaml"
 ENGLISH = "English"
@@ -29,6 +31,11 @@ MIN_ASCII = 0.95  # of the letters of English texts
 PATTERNS = ("*.json", "*.txt", "*.spm", "*.safetensors")
 WEIGHTS = "model.safetensors"
 SECONDS = 5.0  # until a hub that does not answer is given up
+TRUE = ("1", "ON", "YES", "TRUE")  # values of a variable of huggingface_hub
+
+
+class NoAnswer(UserError):
+    """The hub does not answer, or must not be asked."""
 
 
 class Encoder(Strict):
@@ -105,14 +112,39 @@ def is_english(texts: Iterable[str]) -> bool:
     return own >= others
 
 
-def fetch(encoder: Encoder) -> tuple[Path, bool]:
+def cached(encoder: Encoder) -> Path | None:
+    """Return the folder of an encoder in the local cache of the hub. None: it is not there."""
+    # As huggingface_hub computes it, which takes half a second to import.
+    environ = os.environ
+    home = environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface"
+    cache = environ.get("HUGGINGFACE_HUB_CACHE", environ.get("HF_HOME", home) + "/hub")
+    cache = Path(os.path.expandvars(environ.get("HF_HUB_CACHE", cache))).expanduser()
+    folder = cache / f"models--{encoder.source.replace('/', '--')}" / "snapshots" / encoder.revision
+    # Without its weights, a download was interrupted.
+    return folder if (folder / WEIGHTS).exists() else None
+
+
+def fetch(encoder: Encoder, no_answer: NoAnswer | None = None) -> tuple[Path, bool]:
     """Return the folder of an encoder, and whether it was in the local cache.
 
     An encoder that is not is downloaded, unless the hub does not answer within SECONDS.
 
+    Args:
+        encoder: The encoder.
+        no_answer: Error of an earlier encoder, after which the hub is not asked again.
+
     Raises:
-        UserError: If it can be neither found nor downloaded. The message is the reason.
+        NoAnswer: If the hub does not answer. The message is the reason.
+        UserError: If it cannot be downloaded for another reason, which is the message.
     """
+    folder = cached(encoder)
+    if folder is not None:
+        return folder, True
+    if no_answer is not None:
+        raise no_answer
+    name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    if os.environ.get(name, "").upper() in TRUE:
+        raise NoAnswer(f"{name} is set")
     from huggingface_hub import HfApi, snapshot_download  # slow to import
 
     options: dict[str, Any] = {
@@ -120,12 +152,6 @@ def fetch(encoder: Encoder) -> tuple[Path, bool]:
         "allow_patterns": list(PATTERNS),
         "endpoint": endpoint(),
     }
-    try:
-        folder = Path(snapshot_download(encoder.source, local_files_only=True, **options))
-        if (folder / WEIGHTS).exists():  # otherwise a download was interrupted
-            return folder, True
-    except Exception:  # not in the cache; the types depend on the HTTP library
-        pass
     errors: list[BaseException] = []
 
     def ask() -> None:
@@ -140,9 +166,11 @@ def fetch(encoder: Encoder) -> tuple[Path, bool]:
     thread.start()
     thread.join(SECONDS)
     if thread.is_alive():
-        raise UserError(f"the hub did not answer within {SECONDS:g} seconds")
+        raise NoAnswer(f"the hub did not answer within {SECONDS:g} seconds")
     if errors:
-        raise UserError(reason_of(errors[0]))
+        kind = NoAnswer if status_of(errors[0]) is None else UserError
+        raise kind(reason_of(errors[0]))
+    print_line(f"pretrained: downloading {encoder.source} ({encoder.megabytes} MB)")
     try:
         folder = Path(snapshot_download(encoder.source, etag_timeout=SECONDS, **options))
     except Exception as error:

@@ -71,6 +71,7 @@ from dxn.runs.plan import (
     write_changes,
     write_plan,
 )
+from dxn.runs.pretrained import start_pretrained
 from dxn.runs.record import count_classes, data_name, describe, describe_start, input_lines
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
@@ -307,19 +308,24 @@ def prepare(
         source = without_target(source)
     inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
     is_free = old is None and weights is None and not asked["pretrain"]
-    if is_free and asked["pretrained"] != "none" and source.splits.get("train"):
-        from dxn.runs.pretrained import start_pretrained
-
-        new, train = replace(settings, values=asked), source.splits["train"]
+    if is_free and fitted_from is not None:
+        # The members of an ensemble start from what the first one started from.
+        is_free = bool(read_plan(fitted_from).loaded)
+    if old is None and not is_free:
+        asked = {**asked, "pretrained": "none"}
+    elif old is None and (train := source.splits.get("train")):
+        new = replace(settings, values=asked)
         start = start_pretrained(new, task, train, inputs, option_keys, readers)
         asked, weights = start.config, start.weights
         for line in start.lines:
             print_line(line)
-        # The checkpoints determine options of the adapters and of the head.
-        readers = readers_of(asked, trust)
-        head = build(asked["head"], key="head", trust=trust)
-        task, head_options, notes = decide_task(head, asked, source, readers, trust)
-        inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
+        refuse_without_effect(asked, settings.overrides)
+        if weights is not None:
+            # The checkpoints determine options of the adapters and of the head.
+            readers = readers_of(asked, trust)
+            head = build(asked["head"], key="head", trust=trust)
+            task, head_options, notes = decide_task(head, asked, source, readers, trust)
+            inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
     checkpoints = [] if old is None else old.start
     if weights is not None:
         checkpoints = from_first(partial(describe_start, asked, weights))

@@ -10,23 +10,23 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dxn.weights
 from dxn.config.model_plan import Input
 from dxn.config.settings import Settings
 from dxn.config.values import is_below, refuse_without_effect
 from dxn.core.display import list_names
 from dxn.core.errors import UserError
-from dxn.core.processes import from_first
+from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import Rows
-from dxn.runs.encoders import choose_encoder, fetch, table
-from dxn.runs.filling import InitialWeights
-from dxn.runs.weights import read_initial_weights, with_weights
+from dxn.runs.encoders import Encoder, NoAnswer, choose_encoder, fetch, table
 from dxn.tasks import Task
 from dxn.tokenize.base import Reader
-from dxn.weights.public import PublicModel
+
+if TYPE_CHECKING:
+    from dxn.runs.filling import InitialWeights
+    from dxn.weights.public import PublicModel
 
 NONE, AUTO = "none", "auto"
 WORDS = (AUTO, "small", "base")
@@ -61,7 +61,16 @@ class Start:
 
 
 class Unavailable(Exception):
-    """An encoder that is not needed cannot be loaded. The message is the line to print."""
+    """An encoder that is not needed cannot be loaded.
+
+    Args:
+        encoder: The encoder.
+        reason: Why not.
+    """
+
+    def __init__(self, encoder: Encoder, reason: UserError):
+        super().__init__(reason)
+        self.encoder, self.reason = encoder, reason
 
 
 @dataclass(frozen=True)
@@ -104,11 +113,11 @@ def start_pretrained(
     Raises:
         UserError: If a key is no input, or a checkpoint cannot be used.
     """
-    config = copy.deepcopy(settings.values)
-    wanted = config["pretrained"]
+    wanted = settings.values["pretrained"]
     scratch = Start({**settings.values, "pretrained": NONE})
-    if wanted == AUTO and not _helps(settings, task):
+    if wanted == NONE or (wanted == AUTO and not _helps(settings, task)):
         return scratch
+    config = copy.deepcopy(settings.values)
     if isinstance(wanted, str):
         modalities = dict.fromkeys(spec.modality for spec in inputs.values())
         wanted = {name: wanted for name in modalities if name in table()}
@@ -136,28 +145,49 @@ def start_pretrained(
 
     def find() -> tuple[dict[str, Source], list[str]]:
         found: dict[str, Source] = {}
-        lines: list[str] = []
+        missing: dict[str, dict[str, str]] = {}  # repositories by key, by the reason
+        no_answer: NoAnswer | None = None
         for key, word in words.items():
-            if word != NONE:
-                names = columns[key]
-                try:
-                    found[key] = _find(key, word, inputs[names[0]].modality, source, names)
-                except Unavailable as error:
-                    lines.append(str(error))
+            if word == NONE:
+                continue
+            names = columns[key]
+            modality = inputs[names[0]].modality
+            try:
+                found[key] = _find(key, word, modality, source, names, no_answer)
+            except Unavailable as error:
+                no_answer = error.reason if isinstance(error.reason, NoAnswer) else no_answer
+                missing.setdefault(str(error.reason), {})[key] = error.encoder.source
+        lines = []
+        for reason, places in missing.items():
+            what = " and ".join(dict.fromkeys(places.values()))
+            lines.append(_random(", ".join(places), _lacks(what, reason)))
         return found, lines
 
+    lines: list[str] = []
+    for key, word in words.items():
+        # Before an encoder is copied to an input, its adapter has another key.
+        own = _own_option(settings, keys[columns[key][0]], is_single=len(inputs) == 1)
+        if word == AUTO and own is not None:
+            words[key] = NONE
+            lines.append(_random(key, f"{own} is set"))
     # The first process downloads, and all use the same ones.
-    sources, lines = from_first(find)
+    sources, missing = from_first(find)
+    lines += missing
     if not sources:
         return replace(scratch, lines=tuple(lines))
     config["pretrained"] = {key: found.name for key, found in sources.items()}
+    start, problem = None, None
     try:
         start = _start(replace(settings, values=config), sources, is_single=len(inputs) == 1)
     except UserError as error:
         if not all(found.is_optional for found in sources.values()):
             raise
-        first, *_ = str(error).splitlines()
-        line = f"pretrained: random weights, because the encoders do not fit the options: {first}"
+        problem, *_ = str(error).splitlines()
+    # Another machine may have no copy, and all processes must start from the same weights.
+    problems = from_all(lambda: problem)
+    problem = from_first(lambda: next(filter(None, problems), None))
+    if start is None or problem is not None:
+        line = _random(", ".join(sources), f"the encoders cannot be used: {problem}")
         return replace(scratch, lines=(*lines, line))
     return replace(start, lines=(*start.lines, *lines))
 
@@ -168,10 +198,48 @@ def _helps(settings: Settings, task: Task) -> bool:
     # Generated data is solved from random weights, and an experiment names all that it needs.
     is_generated = str(values["data"].get("_target_")).startswith("dxn.datasets.")
     is_complete = any(is_below(key, OWN_PARTS) for key in settings.experiment)
-    return not is_generated and not is_complete and task.name not in WITHOUT_AUTO
+    # The learning rate of preset=plain, also that of a short try with debug, is for random weights.
+    is_plain = values["preset"] == "plain" and "pretrained" not in settings.chosen
+    return not (is_generated or is_complete or is_plain or task.name in WITHOUT_AUTO)
 
 
-def _find(key: str, word: str, modality: str, source: Rows, names: Sequence[str]) -> Source:
+def _random(key: str, reason: str) -> str:
+    """Return the line about inputs that start from random weights."""
+    return f"pretrained: {key}: random weights, because {reason}; pretrained=none hides this line"
+
+
+def _lacks(sources: str, reason: object) -> str:
+    return f"the local cache has no copy of {sources}, and the hub cannot be used ({reason})"
+
+
+def _own_option(settings: Settings, key: str, *, is_single: bool) -> str | None:
+    """Return an option of the user that chooses what an encoder determines; None: there is none.
+
+    Args:
+        settings: The settings.
+        key: Key of the adapter in the configuration.
+        is_single: Whether the encoder is also the backbone.
+    """
+    # Another adapter than that of the modality, such as one for codes, is an own one.
+    parts = [f"adapters.{key}" if key in table() else "adapters"]
+    parts += ("dim", "backbone") if is_single else ()
+    keys = [name for name in settings.chosen if is_below(name, parts)]
+    if keys:
+        from dxn.runs.weights import FREE
+
+        free = [f"adapters.{key}.augment", *(f"backbone.{name}" for name in FREE)]
+        keys = [name for name in keys if not is_below(name, free)]
+    return min(keys, default=None)
+
+
+def _find(
+    key: str,
+    word: str,
+    modality: str,
+    source: Rows,
+    names: Sequence[str],
+    no_answer: NoAnswer | None,
+) -> Source:
     """Return the checkpoint of an adapter.
 
     Args:
@@ -180,6 +248,7 @@ def _find(key: str, word: str, modality: str, source: Rows, names: Sequence[str]
         modality: Modality of its inputs.
         source: Rows of the training split.
         names: Its inputs.
+        no_answer: Why the hub is not asked again.
 
     Raises:
         UserError: If it cannot be loaded.
@@ -200,14 +269,13 @@ def _find(key: str, word: str, modality: str, source: Rows, names: Sequence[str]
     encoder = choose_encoder(modality, "small" if is_auto else word, texts)
     about = [f"{encoder.megabytes} MB", encoder.license, *filter(None, [encoder.languages])]
     try:
-        folder, is_cached = fetch(encoder)
+        folder, is_cached = fetch(encoder, no_answer)
     except UserError as error:
-        reason = f"{encoder.source} is neither in the local cache nor can be downloaded ({error})"
         if is_auto:
-            raise Unavailable(
-                f"pretrained: {key}: random weights, because {reason}; pretrained=none turns it off"
-            ) from None
-        raise UserError(f"pretrained.{key}: {reason}; name a local folder") from error
+            raise Unavailable(encoder, error) from None
+        raise UserError(
+            f"pretrained.{key}: {_lacks(encoder.source, error)}; name a local folder"
+        ) from error
     about.append("from the local cache" if is_cached else "downloaded")
     return Source(encoder.name, modality, str(folder), ", ".join(about), is_auto)
 
@@ -220,6 +288,10 @@ def _start(settings: Settings, sources: Mapping[str, Source], *, is_single: bool
         sources: The checkpoints by the key of the adapter in the configuration.
         is_single: Whether there is only one input.
     """
+    import dxn.weights  # slow to import, and without an encoder it is not needed
+    from dxn.runs.filling import InitialWeights
+    from dxn.runs.weights import read_initial_weights, with_weights
+
     config = settings.values
     if is_single:
         (found,) = sources.values()
@@ -297,6 +369,8 @@ def _read(key: str, found: Source, settings: Settings) -> PublicModel:
     Raises:
         UserError: If it cannot be read, or is for another modality.
     """
+    import dxn.weights
+
     place, revision = split_revision(_place(found))
     # A checkpoint such as CLIP has one tower per modality.
     public = dxn.weights.read_public(

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.cli import main
 from dxn.presets.finetuning import LR, Start, advise_finetuning
-from dxn.presets.preset import RULES, is_chosen, recommended
+from dxn.presets.preset import RULES, is_chosen
 from dxn.presets.rules import Facts
-from dxn.tasks.space import AnswerKind
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 
 # The preset does not depend on the baseline.
@@ -295,20 +294,6 @@ def test_long_sounds_are_trained_in_parts(tmp_path):
         assert alone.get("adapters.x.augment.crop") == (5.0 if is_long else None)
         together = advised(AudioAdapter(8), [str(path)], num_inputs=2)
         assert "adapters.x.augment.crop" not in together
-
-
-def test_public_weights_are_recommended_for_what_they_were_compared_on():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    (line,) = recommended(AnswerKind.CLASS, {"image"}, 100, cpu)
-    assert "(slow without a GPU): weights=google/vit" in line
-    assert "GPU" not in recommended(AnswerKind.NUMBER, {"image"}, 100, gpu)[0]
-    for kind, modalities, rows in (
-        (AnswerKind.OBJECTS, {"image"}, 100),
-        (None, {"image"}, 100),  # masks
-        (AnswerKind.CLASS, {"image", "text"}, 100),
-        (AnswerKind.CLASS, {"image"}, 5000),
-    ):
-        assert recommended(kind, modalities, rows, cpu) == []
 
 
 def train_on_texts_and_images(folder, *options):

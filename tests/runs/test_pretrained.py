@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
-from dxn.core.errors import UserError
-from dxn.runs.encoders import choose_encoder, fetch, table
+from dxn.runs.encoders import choose_encoder, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
 QUICK = ["target=label", "trainer.precision=float32", "trainer.device=cpu", "baseline=none"]
@@ -162,6 +161,9 @@ def hub(folder, tmp_path, monkeypatch):
             hub.repos[encoder.source] = {encoder.revision: files}
             hub.refs[encoder.source] = {"main": encoder.revision}
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        # Read when the library was imported.
         for name, value in {
             "HF_HUB_CACHE": str(tmp_path / "cache"),
             "HF_HUB_OFFLINE": False,
@@ -171,10 +173,10 @@ def hub(folder, tmp_path, monkeypatch):
         yield hub
 
 
-def test_auto_downloads_the_encoders_of_the_table_and_works_offline(
+def test_a_training_starts_from_the_encoders_of_the_table_and_works_offline(
     hub, folder, tmp_path, monkeypatch, capsys
 ):
-    options = ["pretrained=auto", *MIXED, "trainer.epochs=1", *STILL]
+    options = [*MIXED, "trainer.epochs=1", *STILL]
 
     def printed(name):
         state = train(folder, tmp_path / name, *options)
@@ -190,44 +192,70 @@ def test_auto_downloads_the_encoders_of_the_table_and_works_offline(
     card = (tmp_path / "first" / "model" / "README.md").read_text()
     assert f"- initial weights: text={name} (license: Apache-2.0; SHA-256: model.saf" in card
     assert "- initial weights: image=facebook/dinov2-small@" in card
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.requests.clear()
     _, output = printed("second")
     assert "English, from the local cache); pretrained=none turns it off" in output
     assert not hub.requests
     # Without the cache, from random weights, unless the user asks for encoders.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     state, output = printed("third")
-    assert "pretrained: text: random weights, because sentence-transformers/all-MiniLM" in output
+    assert (
+        "pretrained: text, image: random weights, because the local cache has no copy of "
+        "sentence-transformers/all-MiniLM-L6-v2 and facebook/dinov2-small, and the hub cannot be "
+        "used (HF_HUB_OFFLINE is set); pretrained=none hides this line"
+    ) in output
+    assert output.count("pretrained:") == 1
     assert "adapters.text.up.weight" not in state
     assert main(words(folder, tmp_path / "run", "pretrained=small", *MIXED)) == 2
-    assert "is neither in the local cache nor can be downloaded" in capsys.readouterr().err
+    assert "the local cache has no copy of sentence-tr" in capsys.readouterr().err
+
+
+ONE_TEXT = ["data.text=[body]", "adapters=[text]"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["backbone.depth=3", "data.text=[body]", "adapters=[text]"],
-            "do not fit the options: back",
-        ),
+        (["backbone.depth=3", *ONE_TEXT], "because backbone.depth is set"),
+        (["dim=64", *ONE_TEXT], "because dim is set"),
+        (["adapters.text.max_len=9999", *ONE_TEXT], "because adapters.text.max_len is set"),
         (["head=masked"], None),
+        (["preset=plain"], None),
+        (["debug=fast"], None),
+        (["pretrain=masked", "pretrain.epochs=1"], None),
+        (["data.number=price", "adapters=[number]"], None),
     ],
-    ids=["depth", "masked"],
+    ids=lambda v: v[0] if isinstance(v, list) else "",
 )
-def test_auto_does_nothing_where_it_does_not_help(hub, folder, tmp_path, capsys, options, message):
-    train(folder, tmp_path / "run", "pretrained=auto", *options, "trainer.epochs=1")
+def test_a_training_starts_from_random_weights(hub, folder, tmp_path, capsys, options, message):
+    train(folder, tmp_path / "run", *options, "trainer.epochs=1")
     output = " ".join(capsys.readouterr().out.split())
     assert (message or "") in output
-    assert ("pretrained:" in output) == bool(message)
+    assert output.count("pretrained:") == bool(message)
+    assert not hub.requests
+    saved = yaml.safe_load((tmp_path / "run" / ".hydra" / "config.yaml").read_text())
+    assert saved["pretrained"] == "none"
 
 
-def test_a_hub_that_does_not_answer_is_given_up(hub, monkeypatch):
+def test_the_members_of_an_ensemble_start_alike(hub, folder, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    train(folder, run, *ONE_TEXT, "ensemble=2", "trainer.epochs=1")
+    assert capsys.readouterr().out.count("pretrained: text: random weights") == 1
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    train(folder, tmp_path / "found", *ONE_TEXT, "ensemble=2", "trainer.epochs=1")
+    assert capsys.readouterr().out.count("pretrained: text=sentence-transformers/") == 2
+
+
+def test_a_hub_that_does_not_answer_is_given_up(hub, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("dxn.runs.encoders.SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts no connection
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(UserError, match=r"did not answer within 0.1 seconds|timed out"):
-            fetch(table()["image"]["small"][0])
+        train(folder, tmp_path / "run", *MIXED, "trainer.epochs=1", *STILL)
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.count("random weights, because") == 1
+    assert "did not answer within 0.1 seconds" in output or "timed out" in output
 
 
 @pytest.mark.parametrize(
