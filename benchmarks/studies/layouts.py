@@ -45,7 +45,7 @@ TOLERANCE = 1e-4
 TOLERANCE_MEDIA = 0.02
 TRAIN = (
     *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1", "report=false"),
-    *("trainer.device=cpu", "trainer.precision=float32", "batch_size=8"),
+    *("trainer.device=cpu", "trainer.precision=float32", "batch_size=8", "pretrained=none"),
 )
 FILES = {"picture", "sound", "video"}
 TARGETS = {"class": ["answer"], "number": ["answer"], "labels": ["answer"], "flags": ["old", "new"]}

@@ -115,13 +115,14 @@ def is_english(texts: Iterable[str]) -> bool:
 def cached(encoder: Encoder) -> Path | None:
     """Return the folder of an encoder in the local cache of the hub. None: it is not there."""
     # As huggingface_hub computes it, which takes half a second to import.
-    environ = os.environ
-    home = environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface"
-    cache = environ.get("HUGGINGFACE_HUB_CACHE", environ.get("HF_HOME", home) + "/hub")
-    cache = Path(os.path.expandvars(environ.get("HF_HUB_CACHE", cache))).expanduser()
+    get = os.environ.get
+    home = get("HF_HOME", get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
+    cache = get("HF_HUB_CACHE", get("HUGGINGFACE_HUB_CACHE", home + "/hub"))
+    cache = Path(os.path.expandvars(cache)).expanduser()
     folder = cache / f"models--{encoder.source.replace('/', '--')}" / "snapshots" / encoder.revision
-    # Without its weights, a download was interrupted.
-    return folder if (folder / WEIGHTS).exists() else None
+    # Without one of these, a download was interrupted.
+    is_complete = all((folder / name).exists() for name in (WEIGHTS, "config.json"))
+    return folder if is_complete else None
 
 
 def fetch(encoder: Encoder, no_answer: NoAnswer | None = None) -> tuple[Path, bool]:

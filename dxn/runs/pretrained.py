@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from dxn.config.model_plan import Input
@@ -21,6 +22,7 @@ from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import Rows
 from dxn.runs.encoders import Encoder, NoAnswer, choose_encoder, fetch, table
+from dxn.runs.hub import MAX_REASON
 from dxn.tasks import Task
 from dxn.tokenize.base import Reader
 
@@ -182,7 +184,7 @@ def start_pretrained(
     except UserError as error:
         if not all(found.is_optional for found in sources.values()):
             raise
-        problem, *_ = str(error).splitlines()
+        problem = shorten(str(error).partition("\n")[0], MAX_REASON)
     # Another machine may have no copy, and all processes must start from the same weights.
     problems = from_all(lambda: problem)
     problem = from_first(lambda: next(filter(None, problems), None))

@@ -356,6 +356,7 @@ class Search:
             best = self._settings()[0]
             figures: dict[str, list[float]] = {}
             commands: list[list[str]] = []
+            start: Sequence[str] = ()
             for trial in best:
                 run = Path(trial.user_attrs[FOLDER])
                 if not has_checkpoint(run):
@@ -368,6 +369,7 @@ class Search:
                     trained = train_one(continued(run, self.settings))
                     results, commands = trained.results, [*map(list, trained.next_commands)]
                 assert results is not None  # this process is the main one
+                start = results.start
                 for name in (f"{results.split}/{metric}" for metric in results.shown):
                     if name in results.metrics:
                         figures.setdefault(name, []).append(results.metrics[name])
@@ -386,6 +388,8 @@ class Search:
             texts = [f"{name} {_mean_and_deviation(values)}" for name, values in figures.items()]
             print_line(f"{count(len(best), 'run')} of the best setting: {', '.join(texts)}")
         print_line(f"best options: {self._title(best[0].params)}")
+        for line in start:
+            print_line(f"initial weights: {line}")
         names = [*([f"{BEST_RUN}/"] if is_here else []), TABLE, CHART, f"{TRIALS}/"]
         print_line(f"written: {self.folder} ({', '.join(names)})")
         new_word = f"run={best_run}"

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -236,6 +238,18 @@ def test_a_training_starts_from_random_weights(hub, folder, tmp_path, capsys, op
     assert not hub.requests
     saved = yaml.safe_load((tmp_path / "run" / ".hydra" / "config.yaml").read_text())
     assert saved["pretrained"] == "none"
+
+
+def test_a_training_without_an_encoder_imports_neither_the_hub_library_nor_checkpoints(
+    folder, tmp_path
+):
+    code = "import sys; from dxn.cli import main; main(sys.argv[1:]); "
+    code += "print('imported:', *{'huggingface_hub', 'dxn.weights'} & {*sys.modules})"
+    training = words(folder, tmp_path / "run", *ONE_TEXT, "trainer.epochs=1", "report=false")
+    command = [sys.executable, "-c", code, *training]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "(HF_HUB_OFFLINE is set)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "imported:"
 
 
 def test_the_members_of_an_ensemble_start_alike(hub, folder, tmp_path, monkeypatch, capsys):
