@@ -251,6 +251,8 @@ class Weights:
             sentence-transformers with prompts (default: its default prompt).
         strict: Stop on missing or unexpected tensors, and on settings in config.json that dxn does
             not know; false continues without them.
+        pad: Fill inputs up as the checkpoint does, such as clips of Whisper with silence to 30
+            seconds; false reads only what there is, which is faster and gives other embeddings.
     """
 
     source: WeightsSource = None
@@ -258,6 +260,7 @@ class Weights:
     part: str | None = None
     prompt: str | None = None
     strict: bool = True
+    pad: bool = True
 
 
 @dataclass(frozen=True)
@@ -372,7 +375,10 @@ class FromWeights(FromRun):
     """
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "weights.source": ["weights.revision", "weights.part", "weights.prompt", "weights.strict"]
+        "weights.source": [
+            *("weights.revision", "weights.part", "weights.prompt", "weights.strict"),
+            "weights.pad",
+        ]
     }
 
     weights: Weights = NO_WEIGHTS

@@ -35,6 +35,7 @@ META = "index.json"
 VECTORS = "vectors.npy"
 ROWS = "rows.jsonl"
 MODEL_OPTIONS = ("run", "weights")  # options that name the model
+WEIGHT_SWITCHES = ("strict", "pad")  # those that are true or false
 WEIGHT_NAMES = ("source", "revision", "part", "prompt")  # options of `weights` that are texts
 # Files of a public checkpoint that its embeddings depend on: the weights, and these ends of names.
 # Its folder can contain other files, such as the index.
@@ -240,10 +241,10 @@ def _problem(meta: Any, vectors: np.ndarray, rows: Sequence[Any]) -> str:
 
 def _are_weights(weights: Any) -> bool:
     """Whether a value consists of the options that load a public checkpoint."""
-    if not isinstance(weights, dict) or weights.keys() != {*WEIGHT_NAMES, "strict"}:
+    if not isinstance(weights, dict) or weights.keys() != {*WEIGHT_NAMES, *WEIGHT_SWITCHES}:
         return weights is None
     are_names = all(isinstance(weights[key], str | None) for key in WEIGHT_NAMES)
-    return are_names and isinstance(weights["strict"], bool)
+    return are_names and all(isinstance(weights[key], bool) for key in WEIGHT_SWITCHES)
 
 
 def model_of(index: Index, run: str | None) -> tuple[str | None, Mapping[str, Any] | None]:

@@ -2,7 +2,7 @@
 
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor
-from dxn.weights.encoder import as_encoder, load_encoder
+from dxn.weights.encoder import as_encoder, load_encoder, unpadded
 from dxn.weights.families import FAMILIES, all_families
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
 from dxn.weights.public import FillResult, PublicModel, read_public
@@ -23,4 +23,5 @@ __all__ = [
     "read_checkpoint",
     "read_public",
     "resize_tensor",
+    "unpadded",
 ]

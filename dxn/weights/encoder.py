@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 from torch import nn
 
 from dxn.config.instantiate import build, completed
@@ -31,10 +34,8 @@ def load_encoder(
     Raises:
         UserError: If the checkpoint cannot be read, or has several inputs.
     """
-    public = as_encoder(read_public(source, revision=revision, part=part), dim)
+    public = as_encoder(unpadded(read_public(source, revision=revision, part=part)), dim)
     ((key, node),) = public.architecture.adapters.items()
-    for name, value in public.architecture.encoder[key].items():
-        assign(node["adapter"], name, value)
     adapter = build(completed(node), key="adapters")
     public.prepare({key: adapter})
     # A model of this adapter alone, because weights are loaded into models.
@@ -42,6 +43,19 @@ def load_encoder(
     model = MultimodalModel({key: adapter}, inputs={key: key}, **parts)
     public.fill(model, only=(f"adapters.{key}.",))
     return adapter
+
+
+def unpadded(public: PublicModel) -> PublicModel:
+    """Return a checkpoint whose inputs are not filled up, such as clips of Whisper with silence.
+
+    Trainings start from it, because the encoder needs no such padding.
+    """
+    arch = public.architecture
+    adapters = copy.deepcopy(dict(arch.adapters))
+    for key, options in arch.encoder.items():
+        for name, value in options.items():
+            assign(adapters[key], name, value)
+    return replace(public, architecture=replace(arch, adapters=adapters))
 
 
 def as_encoder(public: PublicModel, dim: int | None = None) -> PublicModel:

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -194,6 +195,25 @@ def test_the_vector_of_a_long_sound_is_the_mean_of_its_windows(tmp_path):
         parts = [part for part in parts_of(sound) if len(part) > 0.1 * RATE]
         each = model.embed([{"audio": (part, RATE)} for part in parts])
         torch.testing.assert_close(vector, each.mean(0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_an_embedding_can_be_that_of_the_seconds_that_a_sound_has(pad, tmp_path):
+    save_whisper(tmp_path / "public")
+    sounds = noises(0.5 * SECONDS, 0.8 * SECONDS)
+    for i, sound in enumerate(sounds):
+        soundfile.write(tmp_path / f"{i}.wav", sound, RATE, subtype="FLOAT")
+    (tmp_path / "table.csv").write_text("audio\n0.wav\n1.wav\n")
+    command = ["embed", f"weights={tmp_path / 'public'}", f"input={tmp_path / 'table.csv'}"]
+    pads = [] if pad else ["weights.pad=false"]
+    assert main([*command, *pads, f"output={tmp_path / 'v.npy'}", "dtype=float32"]) == 0
+    model = dxn.from_public(str(tmp_path / "public"), dtype="float32", pad=pad)
+    vectors = np.load(tmp_path / "v.npy")
+    for sound, vector in zip(sounds, vectors, strict=True):
+        tokens = model.tokens(audio=(sound, RATE))
+        assert tokens.x.shape[1] == 50 * (SECONDS if pad else len(sound) / RATE)
+        alone = model.embed(audio=(sound, RATE))
+        torch.testing.assert_close(alone.flatten(), torch.from_numpy(vector), atol=1e-5, rtol=0)
 
 
 def test_a_folder_of_sounds_is_transcribed_by_the_command_line(tmp_path, capsys):

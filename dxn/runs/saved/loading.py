@@ -78,6 +78,7 @@ def load_predictor(
             revision=weights.revision,
             prompt=weights.prompt,
             strict=weights.strict,
+            pad=weights.pad,
             device=device,
             dtype=dtype,
             trust=trust,
@@ -127,6 +128,7 @@ def from_public(
     part: str | None = None,
     prompt: str | None = None,
     strict: bool = True,
+    pad: bool = True,
     device: str = "cpu",
     dtype: Dtype = "auto",
     trust: Sequence[str] = (),
@@ -143,6 +145,8 @@ def from_public(
         prompt: Name of the prompt to put before each text, such as "query", for a checkpoint of
             sentence-transformers with prompts. Default: its default prompt.
         strict: Whether missing and unexpected tensors, and unknown settings, are an error.
+        pad: Whether inputs are filled up as the checkpoint does, such as clips of Whisper with
+            silence to 30 seconds. Embeddings are faster without, and others.
         device: Device to run on, such as "cuda".
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
             large and the device has instructions for bf16.
@@ -153,11 +157,13 @@ def from_public(
         UserError: If the checkpoint cannot be read, lacks a layer of the head, or dxn does not
             support its architecture.
     """
-    from dxn.weights import read_public
+    from dxn.weights import read_public, unpadded
 
     public = read_public(
         source, revision=revision, part=part, prompt=prompt, trust=tuple(trust), strict=strict
     )
+    if not pad:
+        public = unpadded(public)
     sentence = public.checkpoint.sentence
     if sentence is not None and (remark := sentence.remark()):
         print_line(remark, stderr=True)
