@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -182,22 +183,46 @@ def open_own(path: Path, *, binary: bool = False) -> IO[Any]:
     return os.fdopen(descriptor, "a+b") if binary else os.fdopen(descriptor, "a+", encoding="utf-8")
 
 
-def lock(file: IO[Any]) -> bool:
+def lock(file: IO[Any], *, wait: bool = False) -> bool:
     """Lock an open file for this process, until it ends or closes the file.
 
     It is a lock of the process (POSIX): data workers that outlive a killed process do not hold it.
+
+    Args:
+        file: The file.
+        wait: Whether to wait for another process that has locked it.
 
     Returns:
         False if another process has locked the file.
     """
     if fcntl is not None:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
         except OSError:  # a network drive without locks
             pass
     return True
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache, such as ~/.cache/dxn/tokens. It need not exist.
+
+    Raises:
+        RuntimeError: If the user has no home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dxn", name).expanduser()
+
+
+def remove_old(folder: Path, max_days: float) -> None:
+    """Delete the files and folders in a folder that have not been used for so many days."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process deletes it too
+            if path.stat().st_mtime < time.time() - max_days * 24 * 3600:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def refuse_links_out(folder: Path, root: Path) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dxn.data.rows import TARGET, Column
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 if TYPE_CHECKING:
+    from dxn.data.encoded import EncodedColumn
     from dxn.data.reading import Issue
     from dxn.tasks.task import Task
 
@@ -52,6 +54,8 @@ class Opened:
         row_ids: Number of each row in the stream that it is from, from which its samples draw.
             None: its index.
         groups: Group of each row, see `Rows.groups`. None: there are no groups.
+        encoded: Output vectors of the frozen encoder of inputs, which batches contain instead of
+            their values.
     """
 
     raws: Mapping[str, Column]
@@ -69,6 +73,7 @@ class Opened:
     bad_later: dict[str, str] = field(default_factory=dict)
     row_ids: np.ndarray | None = None
     groups: Sequence[Any] | None = None
+    encoded: Mapping[str, EncodedColumn] = field(default_factory=dict)
 
     def __post_init__(self):
         # The dataclass is frozen.
@@ -172,6 +177,8 @@ class Samples(Dataset):
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
         for name in self.inputs:
+            if name in self.opened.encoded:
+                continue
             files, file_of = self.opened.raws[name].values, self.opened.raws[name].rows
             if isinstance(files, RawFiles) and not files.are_in_memory(file_of):
                 return True
@@ -269,8 +276,9 @@ class Samples(Dataset):
     ) -> dict[str, Any]:
         """Return the collated batch of some samples.
 
-        It equals `collate` of the samples, but texts are encoded together, without coordinates. If
-        the files of all samples turn out to be bad, its size is 0.
+        It equals `collate` of the samples, but texts are encoded together, without coordinates, and
+        inputs whose values have been encoded have these vectors. If the files of all samples turn
+        out to be bad, its size is 0.
 
         Args:
             epoch: Number of the epoch.
@@ -283,9 +291,14 @@ class Samples(Dataset):
         together = {
             name
             for name in self.inputs
-            if not self.tokenizers[name].reader.files and name not in read
+            if not self.tokenizers[name].reader.files
+            and name not in read
+            and name not in self.opened.encoded
         }
-        prepared = [self._inputs(epoch, i, together, drop_inputs=drop_inputs) for i in indices]
+        prepared = [
+            self._inputs(epoch, i, together, self.opened.encoded, drop_inputs=drop_inputs)
+            for i in indices
+        ]
         bad = self._bad_files(indices)
         if bad:
             is_left = [s.keys() >= set(self.required) and len(s) > 0 for _, s in prepared]
@@ -299,6 +312,8 @@ class Samples(Dataset):
             if name in together and having:
                 rands, raws = zip(*having, strict=True)
                 encoded[name] = self.tokenizers[name].batch(raws, rands)
+            elif name in self.opened.encoded and having:
+                encoded[name] = self.opened.encoded[name].batch(row for _, row in having)
         pairs = zip(indices, prepared, strict=True)
         samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
         batch = self.collate(samples, encoded)
@@ -318,9 +333,17 @@ class Samples(Dataset):
         return reasons
 
     def _inputs(
-        self, epoch: int, i: int, together: Container[str] = (), *, drop_inputs: bool = True
+        self,
+        epoch: int,
+        i: int,
+        together: Container[str] = (),
+        encoded: Mapping[str, EncodedColumn] = MappingProxyType({}),
+        *,
+        drop_inputs: bool = True,
     ) -> tuple[random.Random | None, dict[str, Any]]:
         """Prepare the inputs of a sample, except for those in `together`, which stay raw values.
+
+        Those in `encoded` become the number of the row.
 
         Returns:
             The random generator of the sample, None without augmentation; and its inputs by name.
@@ -337,8 +360,14 @@ class Samples(Dataset):
         last = [n for n in present if not self.tokenizers[n].reader.files and n not in read]
         sample: dict[str, Any] = {}
         for name in [*(name for name in present if name not in last), *last]:
+            if name in encoded and encoded[name].has(row):
+                sample[name] = row
+                continue
             raw = self.opened.raws[name][row]
             if raw is None:  # its file was not decoded before, and is bad
+                continue
+            if name in encoded:  # its encoder has no vectors for it
+                sample[name] = row
                 continue
             sample[name] = raw if name in together else self.tokenizers[name](raw, rand)
         return rand, sample

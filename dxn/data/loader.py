@@ -54,6 +54,8 @@ class LoaderOptions:
         cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
             in memory, over all splits. The files of a data set that needs more are read again in
             each epoch. The default is enough for 8,000 photos with image_size=224.
+        encoded_gb: Maximum number of gigabytes of output vectors of frozen encoders, which are
+            computed once and kept in ~/.cache/dxn for later trainings. 0: computed in each epoch.
         overfit: Number of training samples to overfit without augmentation, to check that the model
             can learn. 0: train on all samples.
     """
@@ -63,6 +65,7 @@ class LoaderOptions:
     num_workers: Annotated[int, Ge(0)] | None = None
     timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] | None = TIMEOUT
     cache_gb: Annotated[float, Ge(0)] = CACHE_GB
+    encoded_gb: Annotated[float, Ge(0)] = 10.0
     overfit: Annotated[int, Ge(0)] = 0
 
 

@@ -7,10 +7,9 @@ import math
 import os
 import random
 import re
-import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.core.files import atomic_file, open_own
+from dxn.core.files import atomic_file, cache_folder, lock, open_own, remove_old
 from dxn.data.dataset import Opened, Samples
 from dxn.data.rows import TARGET, Column
 from dxn.tasks.language import Window
@@ -159,11 +158,6 @@ def _text_sample(ids: Tensor) -> dict[str, Tensor]:
     }
 
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None
-
 # Characters of a data set whose token ids stay in memory: encoding them again takes seconds.
 MAX_IN_MEMORY = 10_000_000
 MAX_DAYS = 30  # after which a file of token ids that no training used is deleted
@@ -219,15 +213,14 @@ def token_ids(texts: Column, tokenizer: Tokenizer) -> TokenIds:
         parts = list(_encoded(texts, vocabulary, dtype, starts))
         return TokenIds(np.concatenate([np.empty(0, dtype), *parts]), np.array(starts), num_chars)
     # Not in the run folder: an evaluation, a comparison and the next run need the same ids.
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    path = Path(cache, "dxn", "tokens", f"{_digest(texts, vocabulary)}.npy")
+    path = Path(f"{_digest(texts, vocabulary)}.npy")
     try:
-        path = path.expanduser()
+        path = cache_folder("tokens") / path
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             if not _is_complete(path):
                 print_line(f"encoding {num_chars:,} characters; {path} keeps their token ids")
-                _remove_old(path.parent)
+                remove_old(path.parent, MAX_DAYS)
                 _write(path, texts, vocabulary, dtype)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         raise UserError(
@@ -335,10 +328,7 @@ def _ids_of(batch: list[tuple[Any, bool]], vocabulary: tokenizers.Tokenizer) -> 
 def _locked(path: Path) -> Iterator[None]:
     """Let the other processes of this training wait until the first one has written the file."""
     with open_own(path.with_suffix(".lock")) as file:
-        if fcntl is not None:
-            # On a network drive without locks, each process writes the same file.
-            with suppress(OSError):
-                fcntl.lockf(file, fcntl.LOCK_EX)
+        lock(file, wait=True)  # on a network drive without locks, each process writes the same file
         yield
 
 
@@ -350,14 +340,6 @@ def _is_complete(path: Path) -> bool:
     except (OSError, ValueError, EOFError):  # no file, or one that was cut off by another program
         return False
     return True
-
-
-def _remove_old(folder: Path) -> None:
-    """Delete files that no training used for MAX_DAYS."""
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process deletes it too
-            if path.stat().st_mtime < time.time() - MAX_DAYS * 24 * 3600:
-                path.unlink()
 
 
 def _write(path: Path, texts: Column, vocabulary: tokenizers.Tokenizer, dtype: np.dtype) -> None:

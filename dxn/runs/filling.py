@@ -108,6 +108,12 @@ class InitialWeights:
         missing = [*new, *result.missing]
         return [*notices, *_notices(main, missing, result.unexpected), *head_notices]
 
+    def has_head(self, task: Task) -> bool:
+        """Whether `fill` loads the output layer of the head."""
+        if self.main is None:
+            return False
+        return bool({"head.", "head.out."} & set(_public_head(self.main, task)[0]))
+
     def loaded(self, model: MultimodalModel, task: Task) -> set[str]:
         """Return the names of the model's tensors that were loaded and still serve their purpose.
 

@@ -23,7 +23,7 @@ from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.core.files import new_folder
+from dxn.core.files import CHECKPOINTS, new_folder
 from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws
 from dxn.core.results import DataFacts, Truncation
@@ -59,6 +59,7 @@ from dxn.runs.decide import (
     with_written_inputs,
     without_target,
 )
+from dxn.runs.encoding import encoded_once
 from dxn.runs.folder import locked, refuse_other_run, run_folder
 from dxn.runs.monitoring import check_metrics
 from dxn.runs.plan import (
@@ -77,6 +78,7 @@ from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tasks.space import WITH_BASELINE
 from dxn.tokenize.base import Adapter, Tokenizer
+from dxn.training.checkpoint import load_frozen
 from dxn.training.finetune import Finetune
 from dxn.training.limit import Limit
 from dxn.training.loop import Schedule
@@ -84,6 +86,7 @@ from dxn.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from dxn.runs.filling import InitialWeights
+    from dxn.stacking.frozen import Frozen
 
 
 # Share of the time limit that a simple model on published weights may take.
@@ -177,17 +180,17 @@ class Training:
         is_wanted = self.settings.values["baseline"] != "none" and not self.loader.overfit
         return is_wanted and self.pretraining is None and self.source.stream is None
 
-    def frozen(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of a simple model on the vectors of published weights."""
+    def frozen(self) -> Frozen | None:
+        """Return a simple model on the vectors of published weights."""
         from dxn.runs.evaluation.subsets import default_split
-        from dxn.stacking.frozen import FROZEN, frozen_figures
+        from dxn.stacking.frozen import frozen_model
 
         train, evaluated = (
             make_samples(self.task, self.splits[split], self.tokenizers, seed=self.trainer.seed)
             for split in ("train", default_split(self.splits))
         )
         minutes = self.trainer.max_minutes
-        found = frozen_figures(
+        return frozen_model(
             self.model.to(self.trainer.hardware.device),
             self.task,
             train,
@@ -195,7 +198,6 @@ class Training:
             batch_size=2 * self.trainer.batch_size,
             seconds=math.inf if minutes is None else FROZEN_SHARE * 60 * minutes,
         )
-        return {} if found is None else {FROZEN: found}
 
     def limit(self, before: float, members: int = 1) -> Limit:
         """Return the time limit of the training, and what of it the other parts need.
@@ -461,6 +463,9 @@ def prepare(
     # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
     # wrong one should be reported before.
     run_finetune(run, model if pretraining is None else copy.deepcopy(model))
+    # Without the weights of the encoder, a training that continues encodes the values each time.
+    if pretraining is None and (old is None or load_frozen(run.folder / CHECKPOINTS, model)):
+        run = replace(run, splits=encoded_once(run))
     # Also of a resumed run: a function of a Python program is not in its configuration. The metrics
     # of dxn itself need no check, which takes seconds if the model is large.
     is_built_in = type(task.metric).__module__.startswith("dxn.")
@@ -469,7 +474,21 @@ def prepare(
         if validation is not None:
             check_metrics(model, task, validation, trainer.monitor)
     if weights is not None and weights.are_published and run.compares_frozen:
-        run = replace(run, plan=run.plan.model_copy(update={"frozen": from_first(run.frozen)}))
+        from dxn.stacking.frozen import FROZEN
+
+        if (simple := from_first(run.frozen)) is not None:
+            figures = {FROZEN: simple.figures}
+            run = replace(run, plan=run.plan.model_copy(update={"frozen": figures}))
+            if simple.layer is not None and not weights.has_head(task):
+                with torch.no_grad():
+                    for parameter, values in zip(
+                        model.head.out.parameters(), simple.layer, strict=True
+                    ):
+                        parameter.copy_(values)
+                print_line(
+                    "head: starts from a ridge regression on the vectors of the published weights, "
+                    f"of {simple.rows:,} rows"
+                )
     # Only now, so that a training that is refused leaves no folder.
     run = replace(run, folder=_write_start(run, adapters, stack))
     print_line(f"run folder: {run.folder}")

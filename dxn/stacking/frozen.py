@@ -6,16 +6,18 @@ import copy
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dxn.data.dataset import Samples
+from dxn.data.rows import TARGET
 from dxn.models.model import Batch, MultimodalModel
-from dxn.stacking.dense import fit_dense
+from dxn.stacking.dense import fit_dense, fit_ridge
 from dxn.stacking.train import MIN_ROWS, score_targets
 from dxn.tasks import Task
+from dxn.tasks.heads import LinearHead
 from dxn.tasks.space import AnswerKind
 from dxn.training.predict import Predictions, run_batches, score
 
@@ -24,12 +26,27 @@ FROZEN = "classical model, frozen weights"
 MAX_ROWS = 10_000
 ENOUGH_ROWS = 1_000  # fewer of many would make the model look worse than it is
 FIRST_ROWS = 64  # with which the speed is measured
-# The outputs are about -1 to 1, too small for probabilities.
-SCALE = 2.0
+# Factors of scores from -1 to 1, of which the one with the lowest loss gives probabilities.
+SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
+
+class Frozen(NamedTuple):
+    """A simple model on the vectors of published weights.
+
+    Attributes:
+        figures: Its metrics.
+        layer: Weight (K, E) and bias (K,) of a linear layer, from which the head of the model can
+            start. None: its head is no linear layer of these vectors.
+        rows: Number of training rows that it has learned from.
+    """
+
+    figures: dict[str, float]
+    layer: tuple[Tensor, Tensor] | None
+    rows: int
 
 
 @torch.inference_mode()
-def frozen_figures(
+def frozen_model(
     model: MultimodalModel,
     task: Task,
     train: Samples,
@@ -37,8 +54,8 @@ def frozen_figures(
     *,
     batch_size: int,
     seconds: float = math.inf,
-) -> dict[str, float] | None:
-    """Return the metrics of ridge regression, linear or with a kernel, on the first vectors.
+) -> Frozen | None:
+    """Train ridge regression, linear or with a kernel, on the vectors of published weights.
 
     The vectors are those of the model before it is trained. If its backbone is new, they are the
     means of the tokens of each input.
@@ -52,7 +69,7 @@ def frozen_figures(
         seconds: Time that the vectors may take.
 
     Returns:
-        The metrics; None if the task or the time allows no such model.
+        The model; None if the task or the time allows none.
     """
     is_scored = task.answer_kind in (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
     targets = train.opened.targets
@@ -67,7 +84,7 @@ def frozen_figures(
 
     def answer(batch: Batch) -> tuple[list[int], list[object]]:
         vectors = _vectors(model, batch).float().cpu()
-        output = SCALE * (module(vectors) + part.bias)
+        output = scale * (module(vectors) + part.bias)
         return batch["#index"], task.predict(model.head, output.to(device), batch)
 
     try:
@@ -90,6 +107,16 @@ def frozen_figures(
         x = torch.cat([vectors for _, vectors in batches])
         part = fit_dense(x, learned, [x.shape[1]])
         (module,) = part.modules
+        scale, layer = 1.0, None
+        target = task.target.collate([task.target.encode(targets[row], {}) for row in rows])
+        if learned.are_classes:
+            scale = _best_scale(task, target, part.scores)
+        if _starts_linear(model):
+            ridge = fit_ridge(x.double().numpy(), learned.values.double().numpy())
+            scores = torch.from_numpy(ridge.scores).float()
+            factor = _best_scale(task, target, scores) if learned.are_classes else 1.0
+            weight, bias = (torch.from_numpy(a).float() for a in (ridge.weight, ridge.bias))
+            layer = (factor * weight.T).contiguous(), factor * bias
         answers = list(run_batches(answer, evaluated, batch_size, device=device))
     finally:
         model.train(was_training)
@@ -100,12 +127,42 @@ def frozen_figures(
     )
     figures = score(predictions, evaluated, task)
     # Its outputs are no logits, so they have no loss.
-    return {name: value for name, value in figures.items() if name != "loss"}
+    figures = {name: value for name, value in figures.items() if name != "loss"}
+    return Frozen(figures, layer, len(rows))
+
+
+def _starts_linear(model: MultimodalModel) -> bool:
+    """Whether the output is a linear layer of the vectors, whose weights are new."""
+    head = model.head
+    if not isinstance(head, LinearHead) or head.input is not None or not _is_encoded(model):
+        return False
+    is_plain = not head.pre.normalize and not any(True for _ in head.pre.parameters())
+    return is_plain and isinstance(head.out, nn.Linear)
+
+
+def _best_scale(task: Task, target: Tensor, scores: Tensor) -> float:
+    """Return the factor with which scores (n, K) of rows have the lowest loss.
+
+    They are those of models that were not trained on the row, NaN where there are none.
+    """
+    known = ~scores.isnan().any(1)
+    batch = {TARGET: target[known], "#size": int(known.sum())}
+
+    def loss(scale: float) -> float:
+        total, weight = task.loss(scale * scores[known], batch)
+        return float(total / weight)
+
+    return min(SCALES, key=loss)
+
+
+def _is_encoded(model: MultimodalModel) -> bool:
+    """Whether the backbone has published weights, and not only encoders of single inputs."""
+    return any(name.startswith("backbone.") for name in model.loaded)
 
 
 def _vectors(model: MultimodalModel, batch: Mapping[str, Any]) -> Tensor:
     """Return the vectors (B, E) of a batch: pooled ones, or the means of the tokens of inputs."""
-    if any(name.startswith("backbone.") for name in model.loaded):
+    if _is_encoded(model):
         _, pooled = model.encode(model.embed(batch))
         return pooled
     size = batch["#size"]

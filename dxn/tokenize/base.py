@@ -60,6 +60,8 @@ READERS: dict[str, str] = {
 # Key of samples and batches: the start of a value in the original one, and the original length of a
 # step, after augmentation that moves the time.
 TIME_MAP = "time_map"
+# Key of batches: output vectors of an encoder that were computed before, see `EncodedAdapter`.
+ENCODED = "encoded"
 MASKED = "masked"  # key of samples and batches: True at the columns to predict
 # Keys of a batch that say what a GPU would have to be asked for: whether no sample was padded, and
 # the number of real tokens of all samples, if it is known and does not follow from the shapes.
@@ -207,6 +209,7 @@ class Tokenizer(CheckedMembers):
         cut_unit: What `cut` counts. Empty: no value is cut, so none is read to count it.
         cut_option: Option of the adapter that limits the length.
         choices: Values that a user can choose from. Empty: any value is possible.
+        augment: Options of the augmentation, whose defaults change nothing. None: there is none.
         count_columns: Function that returns the number of columns of the samples (B,) of a batch.
             An adapter can set it, if the samples have no mask.
     """
@@ -218,6 +221,7 @@ class Tokenizer(CheckedMembers):
     cut_unit: str = "tokens"
     cut_option: str = "max_len"
     choices: Sequence[str] = ()
+    augment: Any = None
     count_columns: Callable[[Batch], Tensor] | None = None
 
     @property

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Span, Tokens
 from dxn.core.windows import encode_input
-from dxn.tokenize.base import Adapter
+from dxn.tokenize.base import ENCODED, NUM_REAL, Adapter
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
+
+
+UNUSED = "mask_embedding"  # weights of an encoder that only masked pretraining reads
 
 
 class EncodedAdapter(Adapter):
@@ -113,22 +116,56 @@ class EncodedAdapter(Adapter):
         """Load what `save` wrote."""
         self.adapter.load(folder, name)
 
-    def forward(self, batch: Mapping[str, Any]) -> Tokens:
-        """Embed and encode a collated batch as Tokens (B, N, D)."""
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the encoder is not trained, so that it encodes equal values always alike."""
+        parts = (self.adapter, self.fusion, self.backbone)
+        trained = {n for part in parts for n, p in part.named_parameters() if p.requires_grad}
+        return trained <= {UNUSED}
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the module. A frozen encoder has no dropout during a training, too."""
+        super().train(mode)
+        if self.is_frozen:
+            for part in (self.adapter, self.fusion, self.backbone):
+                part.eval()
+        return self
+
+    def encode(self, batch: Mapping[str, Any]) -> Tokens:
+        """Embed and encode a collated batch as Tokens (B, N, E) of the width E of the encoder."""
         embedded = self.adapter(batch)
         tokens, _ = encode_input(embedded, self.adapter, self.fusion, self.backbone)
         columns = tokens if self.leading else tokens.select(self.modality)
-        x = self.up(columns.x)
-        if self.down is not None:
-            x = self.down(F.gelu(x))
         of_input = tokens.spans[-1]
         locate = of_input.locate
         # Not `len`, which would make the size a constant of an exported graph.
-        if (count := x.shape[1] - (of_input.stop - of_input.start)) > 0:
+        if (count := columns.x.shape[1] - (of_input.stop - of_input.start)) > 0:
             # Leading tokens have no position in the input.
             locate = partial(_after, count, of_input)
-        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
-        return Tokens(x, columns.mask, (span,), columns.num_real)
+        span = Span(self.modality, self.modality, 0, columns.x.shape[1], locate)
+        return Tokens(columns.x, columns.mask, (span,), columns.num_real)
+
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
+        """Embed and encode a collated batch as Tokens (B, N, D).
+
+        The batch can have the output vectors of the encoder instead of values, see
+        `dxn.data.encoded`. Then the columns have no position in the input.
+        """
+        if ENCODED in batch:
+            x, mask = batch[ENCODED], batch["mask"]
+            span = Span(self.modality, self.modality, 0, x.shape[1], partial(_nowhere, mask))
+            columns = Tokens(x, mask, (span,), batch[NUM_REAL])
+        else:
+            columns = self.encode(batch)
+        x = self.up(columns.x)
+        if self.down is not None:
+            x = self.down(F.gelu(x))
+        return columns.with_x(x)
+
+
+def _nowhere(mask: Tensor) -> Tensor:
+    """Return the coordinates of columns whose position is not known."""
+    return torch.full((*mask.shape, 1), torch.nan, device=mask.device)
 
 
 def _after(count: int, span: Span) -> Tensor:

@@ -214,6 +214,31 @@ def load(
     return state, log, _without_prefix("order", tensors)
 
 
+def load_frozen(folder: Path, model: nn.Module) -> bool:
+    """Load the frozen weights of the newest checkpoint, which all checkpoints of a training share.
+
+    Args:
+        folder: Folder that `save` wrote to.
+        model: Model with the same weights, of which the same ones are frozen.
+
+    Returns:
+        Whether all of them could be loaded.
+    """
+    frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    try:
+        newest = all_checkpoints(folder)[0]
+        check_file(newest / FROZEN)
+        saved = _without_prefix("model", load_file(newest / FROZEN))
+    except (IndexError, OSError, SafetensorError, UserError):
+        return False  # the training itself says what is wrong
+    if any(n not in saved or saved[n].shape != p.shape for n, p in frozen.items()):
+        return False
+    with torch.no_grad():
+        for name, parameter in frozen.items():
+            parameter.copy_(saved[name])
+    return bool(frozen)
+
+
 def all_checkpoints(folder: Path) -> list[Path]:
     """Return the folders of the checkpoints, the newest one first."""
     # By number of steps, because a copy of the folder can have other times.
