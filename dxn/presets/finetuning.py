@@ -26,10 +26,11 @@ FEW = 2_000  # rows up to which batches are small
 LR, WRITER_LR = 5e-5, 2e-5
 NEW_LR, NEW_BACKBONE_LR = 5e-4, 1e-3
 WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
-# Epochs of all weights that must fit into the time limit. With fewer, but at least FEWEST, low-rank
-# updates take two thirds of the time; otherwise the published weights stay as they are, and the
-# new ones take a third of it. A model that writes has no new weights besides low-rank updates.
-ENOUGH_EPOCHS, FEWEST_EPOCHS = 3.0, 2.0
+# Epochs of all weights that must fit into the time limit: one, because the head starts from a ridge
+# regression, and more for a new backbone. Otherwise the published weights stay as they are. Only
+# large models, and those that write, which have no new weights, get low-rank updates. These need
+# less memory than all weights, and two thirds of the time.
+ENOUGH_EPOCHS, ENOUGH_JOINT_EPOCHS, ENOUGH_WRITER_EPOCHS = 1.0, 10.0, 3.0
 LORA_RANK = 16
 # Parameters from which the state of an optimizer for all of them needs too much memory: 16 bytes
 # for each, with its gradient.
@@ -64,13 +65,34 @@ class Start:
     minutes: float | None
     is_kind_chosen: bool = False
 
+    @property
+    def trains_all(self) -> bool:
+        """Whether there is time and memory to train all weights."""
+        enough = ENOUGH_WRITER_EPOCHS if self.writes else ENOUGH_EPOCHS
+        enough = enough if self.has_backbone else ENOUGH_JOINT_EPOCHS
+        return self.epochs_within_limit >= enough and self.parameters <= MAX_TRAINED
+
+    @property
+    def reason(self) -> str:
+        """Why all weights are trained, or not."""
+        if self.parameters > MAX_TRAINED:
+            return f"{self.parameters:,} parameters"
+        if self.minutes is None or self.epochs_within_limit >= self.epochs:
+            return "all epochs fit into the time limit"
+        fitting = f"{self.epochs_within_limit:.2g} epochs of all weights fit into"
+        return f"{fitting} {self.minutes:g} minutes"
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs without a time limit."""
+        return min(max(math.ceil(VIEWS / self.rows), MIN_EPOCHS), MAX_EPOCHS)
+
 
 def advise_finetuning(start: Start) -> Iterator[Advice]:
     """Yield the options of a training from published weights."""
     about = f"published weights, {start.rows:,} training rows"
-    epochs = min(max(math.ceil(VIEWS / start.rows), MIN_EPOCHS), MAX_EPOCHS)
     options: dict[str, Any] = {
-        "trainer.epochs": epochs,
+        "trainer.epochs": start.epochs,
         "trainer.patience": PATIENCE,
         "trainer.max_minutes": start.minutes,
         "batch_size": 16 if start.rows < FEW else 32,
@@ -81,26 +103,17 @@ def advise_finetuning(start: Start) -> Iterator[Advice]:
     for key, value in options.items():
         if value is not None:
             yield Advice(key, value, about)
-    fitting = start.epochs_within_limit
-    reason = "all epochs fit into the time limit"
-    if start.minutes is not None and fitting < epochs:
-        reason = f"{fitting:.2g} epochs of all weights fit into {start.minutes:g} minutes"
-    kind: dict[str, Any] = {
-        "optimizer.lr": WRITER_LR if start.writes else LR,
-        "optimizer.layer_decay": LAYER_DECAY,
-    }
-    if start.is_kind_chosen:
-        reason = about
-    elif start.parameters > MAX_TRAINED or fitting < ENOUGH_EPOCHS:
-        kind = {"finetune.freeze": "all"}
-        if start.parameters > MAX_TRAINED:
-            reason = f"{start.parameters:,} parameters"
-        if start.parameters > MAX_TRAINED or start.writes or fitting >= FEWEST_EPOCHS:
-            # The matrices of a new backbone are trained themselves.
-            target = "all-linear" if start.has_backbone else "adapters.*.blocks.*"
-            kind |= {"finetune.lora_rank": LORA_RANK, "finetune.lora_targets": [target]}
-    for key, value in kind.items():
-        yield Advice(key, value, reason)
+    if start.is_kind_chosen or start.trains_all:
+        reason = about if start.is_kind_chosen else start.reason
+        yield Advice("optimizer.lr", WRITER_LR if start.writes else LR, reason)
+        yield Advice("optimizer.layer_decay", LAYER_DECAY, reason)
+        return
+    yield Advice("finetune.freeze", "all", start.reason)
+    if start.parameters > MAX_TRAINED or start.writes:
+        # The matrices of a new backbone are trained themselves.
+        target = "all-linear" if start.has_backbone else "adapters.*.blocks.*"
+        yield Advice("finetune.lora_rank", LORA_RANK, start.reason)
+        yield Advice("finetune.lora_targets", [target], start.reason)
 
 
 def tokens_of(modality: str, node: Mapping[str, Any], cells: Sequence[Any]) -> float:

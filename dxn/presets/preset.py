@@ -10,7 +10,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -97,34 +98,70 @@ JOINT = {
 }
 
 
-def choose_options(
-    config: Mapping[str, Any],
-    chosen: frozenset[str],
-    task: Task,
-    source: Source,
-    nodes: Mapping[str, str],
-    readers: Mapping[str, Reader],
-    device: torch.device,
-    trust: Sequence[str] = (),
-    *,
-    weights: InitialWeights | None = None,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration with the options of the preset, and lines to print.
-
-    Nothing is changed with preset=plain, with pretraining, for a task that has no preset, and with
-    the weights of a model of dxn.
+@dataclass(frozen=True)
+class Situation:
+    """What is known when the options of a training are chosen.
 
     Args:
-        config: The configuration of a training.
+        config: The configuration of the training.
         chosen: Dotted keys and groups that the user or the experiment set.
         task: The task.
         source: The data source.
         nodes: Key of the adapter of each input in the configuration, by input name.
         readers: Reader of each adapter, by adapter key in the configuration.
-        device: Device of the training, whose speed is measured for long texts.
+        device: Device of the training, whose speed is measured.
         trust: Top-level packages besides dxn whose code the configuration may use.
-        weights: Checkpoints that the training starts from.
+        weights: Checkpoints that the training starts from. None: random weights.
+        measured: The property `seconds`, if it has been measured already.
     """
+
+    config: Mapping[str, Any]
+    chosen: frozenset[str]
+    task: Task
+    source: Source
+    nodes: Mapping[str, str]
+    readers: Mapping[str, Reader]
+    device: torch.device
+    trust: Sequence[str] = ()
+    weights: InitialWeights | None = None
+    measured: float | None = None
+
+    @cached_property
+    def seconds(self) -> float:
+        """The measured time of a training step of all weights, per row of the training split."""
+        return seconds_per_row(self) if self.measured is None else self.measured
+
+    @property
+    def finetuning(self) -> Start:
+        """What decides which published weights are trained."""
+        task, weights, rows = self.task, self.weights, self.source.num_training_rows
+        assert weights is not None
+        limit = self.minutes(MINUTES_OF_FINETUNING)
+        return Start(
+            rows,
+            parameters=_parameters(self.config),
+            writes=task.writes or task.target.source == "stream",
+            has_backbone=weights.main is not None,
+            epochs_within_limit=math.inf if limit is None else 60 * limit / (self.seconds * rows),
+            minutes=limit,
+            is_kind_chosen=any(is_below(key, ["finetune"]) for key in self.chosen),
+        )
+
+    def minutes(self, default: float) -> float | None:
+        """Return the time limit: that of the user, or the default of the preset."""
+        limit = self.config["trainer"].get("max_minutes")
+        return limit if is_chosen("trainer.max_minutes", self.chosen) else default
+
+
+def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration with the options of the preset, and lines to print.
+
+    Nothing is changed with preset=plain, with pretraining, for a task that has no preset, and with
+    the weights of a model of dxn.
+    """
+    config, chosen, task = situation.config, situation.chosen, situation.task
+    source, nodes, readers = situation.source, situation.nodes, situation.readers
+    trust, weights = situation.trust, situation.weights
     values = copy.deepcopy(dict(config))
     is_codec = task.answer_kind is AnswerKind.CODES
     has_preset = is_codec or (task.space is not None and task.space.kind is not None)
@@ -133,14 +170,8 @@ def choose_options(
     if not is_used or not source.splits.get("train"):
         return values, []
     used: list[Advice] = []
-    all_advice = (
-        _all_advice(config, chosen, task, source, nodes, readers, device, trust)
-        if weights is None
-        else _finetuning_advice(
-            config, chosen, weights, task, source, nodes, readers, device, trust
-        )
-    )
-    for advice in all_advice:
+    advice_of = _all_advice if weights is None else _finetuning_advice
+    for advice in advice_of(situation):
         # The rate that the user chose is the highest one.
         if advice.key == "optimizer.new_lr" and is_chosen("optimizer.lr", chosen):
             continue
@@ -177,16 +208,10 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
     return any(name in above or name.startswith(f"{key}.") for name in chosen)
 
 
-def _all_advice(
-    config: Mapping[str, Any],
-    chosen: frozenset[str],
-    task: Task,
-    source: Source,
-    nodes: Mapping[str, str],
-    readers: Mapping[str, Reader],
-    device: torch.device,
-    trust: Sequence[str],
-) -> Iterator[Advice]:
+def _all_advice(situation: Situation) -> Iterator[Advice]:
+    """Yield the options of a training from random weights, besides those of frozen encoders."""
+    config, task, source = situation.config, situation.task, situation.source
+    nodes, readers = situation.nodes, situation.readers
     train = source.splits["train"]
     is_forecast = task.answer_kind is AnswerKind.QUANTILES
     if is_forecast:
@@ -206,13 +231,12 @@ def _all_advice(
     has_many_values = object_size is not None or is_codec
     many = rows >= MANY or num_files > 1 or has_many_values
     minutes = MANY_MINUTES if many else MINUTES
-    limit = config["trainer"].get("max_minutes")
-    limit = limit if is_chosen("trainer.max_minutes", chosen) else minutes
+    limit = situation.minutes(minutes)
 
     def epochs_within_limit(tokens: float) -> float:
         if limit is None:
             return math.inf
-        seconds = seconds_per_token(config, device, trust) * tokens * rows
+        seconds = seconds_per_token(config, situation.device, situation.trust) * tokens * rows
         return 60 * limit / (OVERHEAD * seconds)
 
     facts = Facts(
@@ -225,62 +249,66 @@ def _all_advice(
         minutes=minutes,
         epochs_within_limit=epochs_within_limit,
     )
-    yield from _training_advice(facts, chosen, is_validated=bool(source.splits.get("validation")))
+    is_validated = bool(source.splits.get("validation"))
+    yield from _training_advice(facts, situation.chosen, is_validated=is_validated)
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
         cells = [cell for name in names for cell in sample.cells[name]]
         present = [cell for cell in cells if cell is not None]
         rules = RULES.get(readers[key].modality)
-        if present and rules is not None:
+        is_encoder = "backbone" in config["adapters"][key]
+        if present and rules is not None and not is_encoder:
             shown = list(evenly_spaced(present, MAX_CELLS))
             yield from rules(shown, replace(facts, prefix=f"adapters.{key}"))
 
 
-def _finetuning_advice(
-    config: Mapping[str, Any],
-    chosen: frozenset[str],
-    weights: InitialWeights,
-    task: Task,
-    source: Source,
-    nodes: Mapping[str, str],
-    readers: Mapping[str, Reader],
-    device: torch.device,
-    trust: Sequence[str],
-) -> Iterator[Advice]:
+def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
+    """Yield the options of a training from published weights."""
+    start = situation.finetuning
+    if start.has_backbone or start.trains_all or start.writes:
+        yield from advise_finetuning(start)
+        return
+    # All that is trained is new.
+    yield from _all_advice(situation)
+    if not start.is_kind_chosen:
+        yield Advice("finetune.freeze", "all", start.reason)
+
+
+def seconds_per_row(situation: Situation) -> float:
+    """Measure the time of a training step of all weights, per row of the training split.
+
+    A large model is not measured: infinity.
+    """
+    config, source, device, trust = (
+        situation.config,
+        situation.source,
+        situation.device,
+        situation.trust,
+    )
+    if _parameters(config) > MAX_TRAINED:
+        return math.inf
     train = source.splits["train"]
     sample = train.take(spaced_rows(len(train), MAX_CELLS)) if len(train) > MAX_CELLS else train
-    # Of the matrices of the blocks: four of the attention, and eight of the layer after it.
-    parameters = 12 * config["dim"] ** 2 * config["backbone"].get("depth", 0)
     of_backbone, of_encoders = 0.0, 0.0  # tokens of a row, and seconds
     speeds: dict[str, float] = {}
-    for name, key in nodes.items():
+    for name, key in situation.nodes.items():
         node = config["adapters"][key]
         cells = [cell for cell in sample.cells.get(name, ()) if cell is not None]
         options = node.get("adapter") or node
-        tokens = tokens_of(readers[key].modality, options, cells) if cells else 0.0
+        modality = situation.readers[key].modality
+        tokens = tokens_of(modality, options, cells) if cells else 0.0
         of_backbone += tokens
         if node.get("backbone"):  # an adapter with an encoder of its own
             if key not in speeds:
                 speeds[key] = seconds_per_token(node, device, trust, dim=options["dim"])
             of_encoders += speeds[key] * tokens
-    seconds = of_encoders
-    if parameters <= MAX_TRAINED:  # the speed of a larger one does not matter
-        seconds += seconds_per_token(config, device, trust) * of_backbone
-    rows = source.num_training_rows
-    limit = config["trainer"].get("max_minutes")
-    limit = limit if is_chosen("trainer.max_minutes", chosen) else MINUTES_OF_FINETUNING
-    fitting = math.inf if limit is None else 60 * limit / max(OVERHEAD * seconds * rows, 1e-9)
-    yield from advise_finetuning(
-        Start(
-            rows,
-            parameters=parameters,
-            writes=task.writes or task.target.source == "stream",
-            has_backbone=weights.main is not None,
-            epochs_within_limit=fitting,
-            minutes=limit,
-            is_kind_chosen=any(is_below(key, ["finetune"]) for key in chosen),
-        )
-    )
+    of_encoders += seconds_per_token(config, device, trust) * of_backbone
+    return max(OVERHEAD * of_encoders, 1e-12)
+
+
+def _parameters(config: Mapping[str, Any]) -> int:
+    # Of the matrices of the blocks: four of the attention, and eight of the layer after it.
+    return 12 * config["dim"] ** 2 * config["backbone"].get("depth", 0)
 
 
 def _training_advice(

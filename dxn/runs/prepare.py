@@ -35,7 +35,7 @@ from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
 from dxn.data.token_windows import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
-from dxn.presets.preset import choose_options
+from dxn.presets.preset import Situation, choose_options
 from dxn.runs.build import (
     build_adapters,
     build_model,
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 
 # Share of the time limit that a simple model on published weights may take.
-FROZEN_SHARE = 0.1
+FROZEN_SHARE = 0.15
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def prepare(
     rank, num_processes = processes()
     # 1. The options before the data is known. A run that continues takes its weights from its own
     # checkpoint, and its saved configuration contains everything that was decided at its start.
-    old = weights = batch_size = None
+    old = weights = batch_size = seconds = None
     if settings.is_resumed:
         fitted_from = Path(settings.values["resume"]["run"])
         stack.enter_context(locked(fitted_from, main=rank == 0))
@@ -315,10 +315,10 @@ def prepare(
         is_free = bool(read_plan(fitted_from).loaded)
     if old is None and not is_free:
         asked = {**asked, "pretrained": "none"}
-    elif old is None and (train := source.splits.get("train")):
+    elif old is None and source.splits.get("train"):
         new = replace(settings, values=asked)
-        start = start_pretrained(new, task, train, inputs, option_keys, readers)
-        asked, weights = start.config, start.weights
+        start = start_pretrained(new, task, source, inputs, option_keys, readers, device)
+        asked, weights, seconds = start.config, start.weights, start.seconds
         for line in start.lines:
             print_line(line)
         refuse_without_effect(asked, settings.overrides)
@@ -342,15 +342,18 @@ def prepare(
         # The preset measures the speed of this machine, and the processes can be on several.
         config, lines = from_first(
             lambda: choose_options(
-                config,
-                settings.chosen,
-                task,
-                source,
-                in_use,
-                readers,
-                device,
-                trust,
-                weights=weights,
+                Situation(
+                    config,
+                    settings.chosen,
+                    task,
+                    source,
+                    in_use,
+                    readers,
+                    device,
+                    trust,
+                    weights=weights,
+                    measured=seconds,
+                )
             )
         )
     # Again, because the targets can choose the task, and the preset other options.
@@ -480,11 +483,8 @@ def prepare(
             figures = {FROZEN: simple.figures}
             run = replace(run, plan=run.plan.model_copy(update={"frozen": figures}))
             if simple.layer is not None and not weights.has_head(task):
-                with torch.no_grad():
-                    for parameter, values in zip(
-                        model.head.out.parameters(), simple.layer, strict=True
-                    ):
-                        parameter.copy_(values)
+                weight, bias = simple.layer
+                model.head.out.load_state_dict({"weight": weight, "bias": bias})
                 print_line(
                     "head: starts from a ridge regression on the vectors of the published weights, "
                     f"of {simple.rows:,} rows"

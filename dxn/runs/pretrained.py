@@ -13,6 +13,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dxn.config.model_plan import Input
 from dxn.config.settings import Settings
 from dxn.config.values import is_below, refuse_without_effect
@@ -21,9 +23,12 @@ from dxn.core.errors import UserError
 from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import Rows
+from dxn.data.rows import Source as DataSource
+from dxn.presets.preset import Situation
 from dxn.runs.encoders import Encoder, NoAnswer, choose_encoder, fetch, table
 from dxn.runs.hub import MAX_REASON
 from dxn.tasks import Task
+from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import Reader
 
 if TYPE_CHECKING:
@@ -42,6 +47,14 @@ WITHOUT_AUTO = (
     *("forecast", "detect", "segment", "masked"),
 )
 DEPTH = 2  # blocks of the backbone that combines the tokens of several encoders
+# Columns of an encoded input, by modality, for tasks that need no place in it. Their number decides
+# how long a training takes. Others, such as texts, keep all of them.
+MAX_COLUMNS = {"image": 16, "video": 64, "audio": 64, "series": 64}
+# Tasks whose answer is one for all columns.
+POOLED = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
+# Share of the time limit that encoding all rows once may take, without being asked for; and the
+# time of it relative to that of a training step.
+ENCODING_SHARE, ENCODING_TIME = 0.5, 1 / 3
 MAX_NAMES = 5  # inputs in an error message
 
 Config = dict[str, Any]
@@ -55,11 +68,13 @@ class Start:
         config: The configuration, with the options that the checkpoints determine.
         weights: The checkpoints. None: random weights.
         lines: Lines to print.
+        seconds: What `seconds_per_row` measured. None: it was not measured.
     """
 
     config: Config
     weights: InitialWeights | None = None
     lines: tuple[str, ...] = ()
+    seconds: float | None = None
 
 
 class Unavailable(Exception):
@@ -97,20 +112,22 @@ class Source:
 def start_pretrained(
     settings: Settings,
     task: Task,
-    source: Rows,
+    source: DataSource,
     inputs: Mapping[str, Input],
     nodes: Mapping[str, str],
     readers: Mapping[str, Reader],
+    device: torch.device,
 ) -> Start:
     """Return what a training with the option `pretrained` starts from.
 
     Args:
         settings: The settings.
         task: The task.
-        source: Rows of the training split, whose texts choose an encoder.
+        source: The data source, whose texts choose an encoder.
         inputs: The inputs of the model.
         nodes: Key of the options of each adapter, by its key in the model.
         readers: Readers by adapter key in the configuration.
+        device: Device of the training, whose speed is measured.
 
     Raises:
         UserError: If a key is no input, or a checkpoint cannot be used.
@@ -155,7 +172,7 @@ def start_pretrained(
             names = columns[key]
             modality = inputs[names[0]].modality
             try:
-                found[key] = _find(key, word, modality, source, names, no_answer)
+                found[key] = _find(key, word, modality, source.splits["train"], names, no_answer)
             except Unavailable as error:
                 no_answer = error.reason if isinstance(error.reason, NoAnswer) else no_answer
                 missing.setdefault(str(error.reason), {})[key] = error.encoder.source
@@ -179,10 +196,14 @@ def start_pretrained(
         return replace(scratch, lines=tuple(lines))
     config["pretrained"] = {key: found.name for key, found in sources.items()}
     start, problem = None, None
+    new = replace(settings, values=config)
+    is_single = len(inputs) == 1
+    is_optional = all(found.is_optional for found in sources.values())
+    is_pooled = task.answer_kind in POOLED
     try:
-        start = _start(replace(settings, values=config), sources, is_single=len(inputs) == 1)
+        start = _start(new, sources, is_single=is_single, is_pooled=is_pooled)
     except UserError as error:
-        if not all(found.is_optional for found in sources.values()):
+        if not is_optional:
             raise
         problem = shorten(str(error).partition("\n")[0], MAX_REASON)
     # Another machine may have no copy, and all processes must start from the same weights.
@@ -191,7 +212,31 @@ def start_pretrained(
     if start is None or problem is not None:
         line = _random(", ".join(sources), f"the encoders cannot be used: {problem}")
         return replace(scratch, lines=(*lines, line))
-    return replace(start, lines=(*start.lines, *lines))
+    situation = Situation(
+        start.config,
+        settings.chosen,
+        task,
+        source,
+        {name: key for key, names in columns.items() for name in names},
+        {key: readers[keys[names[0]]] for key, names in columns.items()},
+        device,
+        settings.trust,
+        weights=start.weights,
+    )
+    seconds = from_first(lambda: situation.seconds)
+    facts = replace(situation, measured=seconds).finetuning
+    rows = sum(map(len, source.splits.values()))
+    minutes = ENCODING_TIME * seconds * rows / 60
+    if is_optional and facts.minutes is not None and minutes > ENCODING_SHARE * facts.minutes:
+        line = (
+            f"pretrained: random weights, because encoding {rows:,} rows takes about "
+            f"{minutes:,.0f} of {facts.minutes:g} minutes (trainer.max_minutes)"
+        )
+        return replace(scratch, lines=(*lines, line))
+    if is_single and is_pooled and not facts.trains_all and not facts.is_kind_chosen:
+        # Its tokens are computed once, and a small backbone learns from them.
+        start = _start(new, sources, is_single=False, is_pooled=True)
+    return replace(start, lines=(*start.lines, *lines), seconds=seconds)
 
 
 def _helps(settings: Settings, task: Task) -> bool:
@@ -282,19 +327,23 @@ def _find(
     return Source(encoder.name, modality, str(folder), ", ".join(about), is_auto)
 
 
-def _start(settings: Settings, sources: Mapping[str, Source], *, is_single: bool) -> Start:
+def _start(
+    settings: Settings, sources: Mapping[str, Source], *, is_single: bool, is_pooled: bool
+) -> Start:
     """Return what a training with these checkpoints starts from.
 
     Args:
         settings: The settings.
         sources: The checkpoints by the key of the adapter in the configuration.
-        is_single: Whether there is only one input.
+        is_single: Whether the checkpoint of the only input becomes the backbone.
+        is_pooled: Whether encoded inputs have few columns.
     """
     import dxn.weights  # slow to import, and without an encoder it is not needed
     from dxn.runs.filling import InitialWeights
     from dxn.runs.weights import read_initial_weights, with_weights
 
-    config = settings.values
+    config = copy.deepcopy(settings.values)
+    settings = replace(settings, values=config)
     if is_single:
         (found,) = sources.values()
         place, revision = split_revision(found.name)
@@ -307,7 +356,11 @@ def _start(settings: Settings, sources: Mapping[str, Source], *, is_single: bool
     else:
         publics = {key: _read(key, found, settings) for key, found in sources.items()}
         dim = _combine(config, settings, list(publics.values()))
-        encoders = {key: dxn.weights.as_encoder(public, dim) for key, public in publics.items()}
+        limits = {key: MAX_COLUMNS.get(found.modality) for key, found in sources.items()}
+        encoders = {
+            key: dxn.weights.as_encoder(public, dim, max_columns=limits[key] if is_pooled else None)
+            for key, public in publics.items()
+        }
         weights = InitialWeights(adapters=encoders)
     config = with_weights(settings, weights)
     refuse_without_effect(config, settings.overrides)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from dxn.core.tokens import Span, Tokens
+from dxn.core.tokens import Span, Tokens, join
 from dxn.core.windows import encode_input
 from dxn.tokenize.base import ENCODED, NUM_REAL, Adapter
 
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
 
 
+# Which coordinates are ends, by their number: of a piece, of a box, and of frames and a box.
+ENDS = {
+    2: (False, True),
+    4: (False, False, True, True),
+    6: (False, True, False, False, True, True),
+}
 UNUSED = "mask_embedding"  # weights of an encoder that only masked pretraining reads
 
 
@@ -35,6 +44,10 @@ class EncodedAdapter(Adapter):
             leading tokens, such as a class token.
         backbone: Backbone of the encoder.
         leading: Whether the leading tokens are columns, too.
+        max_columns: Maximum number of columns of an input besides the leading tokens. Of more
+            output vectors, those of equal parts of the input become their mean: of the fields of a
+            square grid of pictures, and of other inputs of pieces one after the other. None: all
+            output vectors are columns.
         projector: Layers from the width of the encoder to D: linear, which starts from the identity
             if both are equal, or mlp with a hidden layer of width D and GELU.
         bias: Whether these layers have biases.
@@ -48,6 +61,7 @@ class EncodedAdapter(Adapter):
         fusion: Any,
         backbone: Any,
         leading: bool = False,
+        max_columns: Annotated[int, Ge(1)] | None = None,
         projector: Literal["linear", "mlp"] = "mlp",
         bias: bool = True,
     ):
@@ -62,6 +76,7 @@ class EncodedAdapter(Adapter):
         self.fusion = fusion
         self.backbone = backbone
         self.leading = leading
+        self.max_columns = max_columns
         self.tokenizer = adapter.tokenizer
         self.tokens_per_column = adapter.tokens_per_column
         self.up = nn.Linear(adapter.dim, dim, bias=bias)
@@ -135,6 +150,12 @@ class EncodedAdapter(Adapter):
         """Embed and encode a collated batch as Tokens (B, N, E) of the width E of the encoder."""
         embedded = self.adapter(batch)
         tokens, _ = encode_input(embedded, self.adapter, self.fusion, self.backbone)
+        limit = self.max_columns
+        # A graph is for any number.
+        if limit and (torch.compiler.is_exporting() or len(tokens.spans[-1]) > limit):
+            *leading, of_input = tokens.split()
+            is_grid = self.adapter.reader.axes == 2
+            tokens = join([*leading, pooled(of_input, limit, is_grid=is_grid)])
         columns = tokens if self.leading else tokens.select(self.modality)
         of_input = tokens.spans[-1]
         locate = of_input.locate
@@ -161,6 +182,62 @@ class EncodedAdapter(Adapter):
         if self.down is not None:
             x = self.down(F.gelu(x))
         return columns.with_x(x)
+
+
+def pooled(tokens: Tokens, count: int, *, is_grid: bool = False) -> Tokens:
+    """Return the means of the columns in `count` equal parts of an input, for each sample.
+
+    A sample with at most `count` columns keeps them.
+
+    Args:
+        tokens: Tokens (B, N, D) of one input.
+        count: Maximum number of columns.
+        is_grid: Whether the coordinates are boxes. Then the parts are the fields of a square grid,
+            with the largest side that has at most `count` fields. Otherwise they are pieces.
+    """
+    (span,) = tokens.spans
+    size = tokens.mask.sum(1, keepdim=True)
+    number = tokens.mask.cumsum(1) - 1  # of the column among those of its sample
+    part = number * count // size.clamp(min=1)
+    if is_grid:
+        side = math.isqrt(count)
+        coords = span.coords.masked_fill(~tokens.mask[..., None], torch.nan)
+        centers = (coords[..., :2] + coords[..., 2:4]) / 2
+        first = _reduced(coords[..., :2], "amin").unsqueeze(1)
+        last = _reduced(coords[..., 2:4], "amax").unsqueeze(1)
+        fields = ((centers - first) / (last - first) * side).nan_to_num().long()
+        fields = fields.clamp(0, side - 1)
+        part = fields[..., 0] * side + fields[..., 1]
+    part = torch.where(size > count, part, number).clamp(0, count - 1)
+    weight = tokens.mask.to(tokens.x)
+    index = part[..., None].expand_as(tokens.x)
+    total = tokens.x.new_zeros(tokens.x.shape[0], count, tokens.x.shape[2])
+    total = total.scatter_add(1, index, tokens.x * weight[..., None])
+    counts = weight.new_zeros(weight.shape[0], count).scatter_add(1, part, weight)
+    locate = partial(_around, span, tokens.mask, part, count)
+    moved = replace(span, start=0, stop=count, locate=locate, marks=None)
+    return Tokens(total / counts.clamp(min=1)[..., None], counts > 0, (moved,))
+
+
+def _reduced(coords: Tensor, kind: str) -> Tensor:
+    """Return the smallest or largest coordinates (B, k) of the columns, leaving out NaN."""
+    extreme = torch.inf if kind == "amin" else -torch.inf
+    known = torch.where(coords.isnan(), extreme, coords)
+    return known.amin(1) if kind == "amin" else known.amax(1)
+
+
+def _around(span: Span, mask: Tensor, part: Tensor, count: int) -> Tensor:
+    """Return the coordinates of parts: from the first to the last of those of their columns."""
+    coords = span.coords
+    index = part[..., None].expand_as(coords)
+    ends = torch.tensor(ENDS[coords.shape[-1]], device=coords.device)
+    found = []
+    for kind, extreme in (("amin", torch.inf), ("amax", -torch.inf)):
+        known = torch.where(mask[..., None] & ~coords.isnan(), coords, extreme)
+        empty = coords.new_full((len(coords), count, coords.shape[-1]), extreme)
+        found.append(empty.scatter_reduce(1, index, known, kind))
+    chosen = torch.where(ends, found[1], found[0])
+    return torch.where(chosen.isinf(), torch.nan, chosen)
 
 
 def _nowhere(mask: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ def unpadded(public: PublicModel) -> PublicModel:
     return replace(public, architecture=replace(arch, adapters=adapters))
 
 
-def as_encoder(public: PublicModel, dim: int | None = None) -> PublicModel:
+def as_encoder(
+    public: PublicModel, dim: int | None = None, *, max_columns: int | None = None
+) -> PublicModel:
     """Return a checkpoint as that of an adapter with an encoder, whose output vectors are tokens.
 
     The adapter, the fusion and the backbone of the checkpoint become parts of a
@@ -68,6 +70,7 @@ def as_encoder(public: PublicModel, dim: int | None = None) -> PublicModel:
     Args:
         public: The checkpoint.
         dim: Width D of the tokens. Default: that of the checkpoint.
+        max_columns: Maximum number of columns of an input, see `dxn.tokenize.EncodedAdapter`.
 
     Raises:
         UserError: If the checkpoint has several inputs.
@@ -93,6 +96,7 @@ def as_encoder(public: PublicModel, dim: int | None = None) -> PublicModel:
         "fusion": {"_target_": FUSION, **own, **arch.fusion, "pool": pool},
         "backbone": {"_target_": BACKBONE, **own, **arch.backbone},
         "leading": True,
+        "max_columns": max_columns,
         "projector": "linear",
     }
     width = arch.dim if dim is None else dim
