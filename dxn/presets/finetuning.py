@@ -32,6 +32,9 @@ WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
 # less memory than all weights, and two thirds of the time.
 ENOUGH_EPOCHS, ENOUGH_JOINT_EPOCHS, ENOUGH_WRITER_EPOCHS = 1.0, 10.0, 3.0
 LORA_RANK = 16
+# Columns of an encoded input, by modality, for tasks that need no place in it. Their number decides
+# how long a training takes. Others, such as texts, keep all of them.
+MAX_COLUMNS = {"image": 16, "video": 64, "audio": 64, "series": 64}
 # Parameters from which the state of an optimizer for all of them needs too much memory: 16 bytes
 # for each, with its gradient.
 MAX_TRAINED = 500_000_000

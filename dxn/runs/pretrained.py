@@ -24,6 +24,7 @@ from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import Rows
 from dxn.data.rows import Source as DataSource
+from dxn.presets.finetuning import MAX_COLUMNS
 from dxn.presets.preset import Situation
 from dxn.runs.encoders import Encoder, NoAnswer, choose_encoder, fetch, table
 from dxn.runs.hub import MAX_REASON
@@ -47,9 +48,6 @@ WITHOUT_AUTO = (
     *("forecast", "detect", "segment", "masked"),
 )
 DEPTH = 2  # blocks of the backbone that combines the tokens of several encoders
-# Columns of an encoded input, by modality, for tasks that need no place in it. Their number decides
-# how long a training takes. Others, such as texts, keep all of them.
-MAX_COLUMNS = {"image": 16, "video": 64, "audio": 64, "series": 64}
 # Tasks whose answer is one for all columns.
 POOLED = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
 # Share of the time limit that encoding all rows once may take, without being asked for; and the

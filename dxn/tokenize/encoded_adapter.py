@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,9 +44,8 @@ class EncodedAdapter(Adapter):
         backbone: Backbone of the encoder.
         leading: Whether the leading tokens are columns, too.
         max_columns: Maximum number of columns of an input besides the leading tokens. Of more
-            output vectors, those of equal parts of the input become their mean: of the fields of a
-            square grid of pictures, and of other inputs of pieces one after the other. None: all
-            output vectors are columns.
+            output vectors, those of equal pieces of the input become their mean, such as those of
+            the rows of a picture. None: all output vectors are columns.
         projector: Layers from the width of the encoder to D: linear, which starts from the identity
             if both are equal, or mlp with a hidden layer of width D and GELU.
         bias: Whether these layers have biases.
@@ -154,8 +152,7 @@ class EncodedAdapter(Adapter):
         # A graph is for any number.
         if limit and (torch.compiler.is_exporting() or len(tokens.spans[-1]) > limit):
             *leading, of_input = tokens.split()
-            is_grid = self.adapter.reader.axes == 2
-            tokens = join([*leading, pooled(of_input, limit, is_grid=is_grid)])
+            tokens = join([*leading, pooled(of_input, limit)])
         columns = tokens if self.leading else tokens.select(self.modality)
         of_input = tokens.spans[-1]
         locate = of_input.locate
@@ -184,30 +181,19 @@ class EncodedAdapter(Adapter):
         return columns.with_x(x)
 
 
-def pooled(tokens: Tokens, count: int, *, is_grid: bool = False) -> Tokens:
-    """Return the means of the columns in `count` equal parts of an input, for each sample.
+def pooled(tokens: Tokens, count: int) -> Tokens:
+    """Return the means of the columns in `count` equal pieces of an input, for each sample.
 
     A sample with at most `count` columns keeps them.
 
     Args:
         tokens: Tokens (B, N, D) of one input.
         count: Maximum number of columns.
-        is_grid: Whether the coordinates are boxes. Then the parts are the fields of a square grid,
-            with the largest side that has at most `count` fields. Otherwise they are pieces.
     """
     (span,) = tokens.spans
     size = tokens.mask.sum(1, keepdim=True)
     number = tokens.mask.cumsum(1) - 1  # of the column among those of its sample
     part = number * count // size.clamp(min=1)
-    if is_grid:
-        side = math.isqrt(count)
-        coords = span.coords.masked_fill(~tokens.mask[..., None], torch.nan)
-        centers = (coords[..., :2] + coords[..., 2:4]) / 2
-        first = _reduced(coords[..., :2], "amin").unsqueeze(1)
-        last = _reduced(coords[..., 2:4], "amax").unsqueeze(1)
-        fields = ((centers - first) / (last - first) * side).nan_to_num().long()
-        fields = fields.clamp(0, side - 1)
-        part = fields[..., 0] * side + fields[..., 1]
     part = torch.where(size > count, part, number).clamp(0, count - 1)
     weight = tokens.mask.to(tokens.x)
     index = part[..., None].expand_as(tokens.x)
@@ -217,13 +203,6 @@ def pooled(tokens: Tokens, count: int, *, is_grid: bool = False) -> Tokens:
     locate = partial(_around, span, tokens.mask, part, count)
     moved = replace(span, start=0, stop=count, locate=locate, marks=None)
     return Tokens(total / counts.clamp(min=1)[..., None], counts > 0, (moved,))
-
-
-def _reduced(coords: Tensor, kind: str) -> Tensor:
-    """Return the smallest or largest coordinates (B, k) of the columns, leaving out NaN."""
-    extreme = torch.inf if kind == "amin" else -torch.inf
-    known = torch.where(coords.isnan(), extreme, coords)
-    return known.amin(1) if kind == "amin" else known.amax(1)
 
 
 def _around(span: Span, mask: Tensor, part: Tensor, count: int) -> Tensor:

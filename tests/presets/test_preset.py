@@ -124,17 +124,14 @@ def test_published_weights_have_small_rates_and_few_epochs(tmp_path, capsys):
 
 
 def test_the_measured_speed_decides_which_published_weights_are_trained():
-    assert advised_for(epochs_within_limit=3.0)["optimizer.lr"] == LR
-    slow = advised_for(epochs_within_limit=2.5)
-    assert (slow["finetune.freeze"], slow["finetune.lora_rank"]) == ("all", 16)
-    assert "optimizer.lr" not in slow
+    assert advised_for(epochs_within_limit=1.0)["optimizer.lr"] == LR
+    slow = advised_for(epochs_within_limit=0.9)
+    assert slow["finetune.freeze"] == "all"
+    assert "optimizer.lr" not in slow and "finetune.lora_rank" not in slow
     # Nothing but low-rank updates can be trained in a model that writes.
-    assert advised_for(epochs_within_limit=1.0, writes=True)["finetune.lora_rank"] == 16
-    encoders = advised_for(epochs_within_limit=2.5, has_backbone=False)
-    assert encoders["finetune.lora_targets"] == ["adapters.*.blocks.*"]
-    assert advised_for(epochs_within_limit=1.0)["finetune.freeze"] == "all"
+    assert advised_for(epochs_within_limit=2.0, writes=True)["finetune.lora_rank"] == 16
     assert advised_for(parameters=10**9)["finetune.lora_rank"] == 16
-    chosen = advised_for(epochs_within_limit=1.0, is_kind_chosen=True)
+    chosen = advised_for(epochs_within_limit=0.5, is_kind_chosen=True)
     assert not any(key.startswith("finetune") for key in chosen)
     assert advised_for(rows=100)["trainer.epochs"] > advised_for(rows=50_000)["trainer.epochs"]
     assert "trainer.max_minutes" not in advised_for(minutes=None)

@@ -1,0 +1,138 @@
+"""Output vectors of frozen encoders, which are computed once."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from helpers.checkpoints import save_peer, words_of_bert
+from PIL import Image
+from safetensors.torch import load_file
+
+from dxn.cli import main
+from dxn.core.tokens import Span, Tokens
+from dxn.tokenize.encoded_adapter import pooled
+
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+ROWS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Small checkpoints of texts and pictures, and a table with both."""
+    path = tmp_path_factory.mktemp("frozen")
+    torch.manual_seed(1)
+    for name, peer in (("bert", "BERT"), ("vit", "ViT (transformers)")):
+        (path / name).mkdir()
+        save_peer(peer, path / name)
+    words_of_bert().save(str(path / "bert" / "tokenizer.json"))
+    (path / "vit" / "preprocessor_config.json").write_text(
+        json.dumps({"do_normalize": True, "size": {"height": 40, "width": 40}})
+    )
+    random, lines = np.random.default_rng(0), ["title,photo,label,split"]
+    for i in range(ROWS):
+        pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / f"{i}.png")
+        # A missing title, a missing photo, and one that two rows share.
+        title, photo = f"w{i + 5} w{i % 3 + 50}" * (i != 3), f"{min(i, 14)}.png" * (i != 5)
+        lines.append(f"{title},{photo},{'ab'[i % 2]},{('train', 'test')[i % 4 == 3]}")
+    (path / "table.csv").write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dxn" / "encoded"
+
+
+def train(folder, run, *options, table="table.csv"):
+    encoders = [f"pretrained.text={folder / 'bert'}", f"pretrained.photo={folder / 'vit'}"]
+    fixed = ["finetune.freeze=all", "target=label", "trainer.precision=float32", "baseline=none"]
+    columns = ["data.text=title", "data.image=photo", "trainer.device=cpu", "report=false"]
+    words = [str(folder / table), *encoders, *fixed, *columns, "trainer.epochs=2", *options]
+    assert main(["train", *words, f"run={run}"]) == 0
+    return load_file(run / "model" / "model.safetensors")
+
+
+def test_values_are_encoded_once_and_the_training_is_the_same(folder, tmp_path, cache, capsys):
+    plain = train(folder, tmp_path / "plain", "loader.encoded_gb=0")
+    assert "values once" not in capsys.readouterr().out and not cache.exists()
+    first = train(folder, tmp_path / "first")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"title: encoding {ROWS - 1} values once" in printed
+    assert f"photo: encoding {ROWS - 2} values once" in printed
+    again = train(folder, tmp_path / "again")
+    assert "values once" not in capsys.readouterr().out
+    for name, tensor in plain.items():
+        assert torch.allclose(first[name], tensor, rtol=0, atol=1e-5), name
+        assert torch.equal(again[name], first[name]), name
+    figures = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in
+               ("plain", "first")]  # fmt: skip
+    assert figures[0]["test/loss"] == pytest.approx(figures[1]["test/loss"], abs=1e-5)
+
+
+def test_only_new_values_are_encoded(folder, tmp_path, cache, capsys):
+    train(folder, tmp_path / "first")
+    capsys.readouterr()
+    longer = (folder / "table.csv").read_text() + "\nw60 w61 w62,0.png,a,train\n"
+    (folder / "longer.csv").write_text(longer)
+    train(folder, tmp_path / "second", table="longer.csv")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"title: encoding 1 of {ROWS} values once" in printed and "photo: encoding" not in printed
+    )
+
+
+def test_damaged_and_interrupted_files_are_repaired(folder, tmp_path, cache, capsys):
+    before = train(folder, tmp_path / "first")
+    for path in cache.glob("*/vectors"):
+        os.truncate(path, path.stat().st_size // 2)
+    for path in cache.glob("*/places"):
+        path.write_bytes(path.read_bytes() + b"half a place")
+    capsys.readouterr()
+    after = train(folder, tmp_path / "second")
+    assert " of " in capsys.readouterr().out.partition("values once")[0]
+    for name, tensor in before.items():
+        assert torch.allclose(after[name], tensor, rtol=0, atol=1e-5), name
+
+
+def test_without_room_they_are_computed_in_each_epoch(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dxn.runs.encoding.ENOUGH", 4)
+    train(folder, tmp_path / "run", "loader.encoded_gb=1e-6")
+    assert "(loader.encoded_gb=1e-06" in " ".join(capsys.readouterr().out.split())
+
+
+def test_augmented_inputs_and_trained_encoders_are_not_kept(folder, tmp_path, cache, capsys):
+    train(folder, tmp_path / "run", "adapters.image.augment.flip=true",
+          "finetune.lora_rank=2", "finetune.lora_targets=[adapters.text.*]")  # fmt: skip
+    assert "values once" not in capsys.readouterr().out and not cache.exists()
+
+
+def test_a_resumed_training_reads_them(folder, tmp_path, cache, capsys):
+    whole = train(folder, tmp_path / "whole", "trainer.epochs=3")
+    train(folder, tmp_path / "part", "trainer.epochs=1")
+    for path in cache.glob("*/*"):
+        path.unlink()
+    capsys.readouterr()
+    assert main(["train", f"resume={tmp_path / 'part'}", "trainer.epochs=3"]) == 0
+    assert "values once" in capsys.readouterr().out
+    resumed = load_file(tmp_path / "part" / "model" / "model.safetensors")
+    assert resumed.keys() == whole.keys()
+
+
+def test_many_columns_become_the_means_of_equal_parts():
+    x, mask = torch.arange(12.0).view(1, 12, 1).repeat(2, 1, 1), torch.ones(2, 12).bool()
+    mask[1, 5:] = False
+    times = torch.stack([torch.arange(12.0), torch.arange(12.0) + 1], -1).repeat(2, 1, 1)
+    tokens = pooled(Tokens(x, mask, (Span("a", "a", 0, 12, times),)), 6)
+    assert tokens[0][0].tolist() == [0.5, 2.5, 4.5, 6.5, 8.5, 10.5]
+    assert tokens[1][0].tolist() == [0, 1, 2, 3, 4]  # a short sample stays as it is
+    assert tokens.spans[0].coords[0, 1].tolist() == [2, 4]
+    boxes = torch.tensor([[[i, j, i + 1, j + 1] for i in range(4) for j in range(4)]]).float()
+    picture = Tokens(torch.arange(16.0).view(1, 16, 1), torch.ones(1, 16).bool(),
+                     (Span("a", "a", 0, 16, boxes),))  # fmt: skip
+    rows = pooled(picture, 4)
+    assert rows[0][0].tolist() == [1.5, 5.5, 9.5, 13.5]
+    assert rows.spans[0].coords[0, 1].tolist() == [1, 0, 2, 4]
