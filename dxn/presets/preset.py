@@ -160,8 +160,7 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
     the weights of a model of dxn.
     """
     config, chosen, task = situation.config, situation.chosen, situation.task
-    source, nodes, readers = situation.source, situation.nodes, situation.readers
-    trust, weights = situation.trust, situation.weights
+    source, trust, weights = situation.source, situation.trust, situation.weights
     values = copy.deepcopy(dict(config))
     is_codec = task.answer_kind is AnswerKind.CODES
     has_preset = is_codec or (task.space is not None and task.space.kind is not None)
