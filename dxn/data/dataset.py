@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,11 @@ class Opened:
 
     def __len__(self) -> int:
         return len(self.origin)
+
+    @property
+    def plain(self) -> Opened:
+        """The same rows, with values instead of output vectors of encoders."""
+        return replace(self, encoded={}) if self.encoded else self
 
     @property
     def missing(self) -> dict[str, int]:

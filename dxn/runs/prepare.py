@@ -20,7 +20,7 @@ from torch import nn
 
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings, merge_overrides
-from dxn.config.values import refuse_without_effect
+from dxn.config.values import is_below, refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import CHECKPOINTS, new_folder
@@ -164,15 +164,10 @@ class Training:
     @property
     def starts_trained(self) -> bool:
         """Whether the user asked for a model whose weights are not all trained from random ones."""
-        values = self.settings.values
-        return bool(
-            values["weights"]["source"]
-            or values["weights"]["adapters"]
-            or isinstance(values["pretrained"], Mapping)
-            or values.get("pretrain")
-            or self.finetune.freeze is not None
-            or self.finetune.rank
-        )
+        # Not the values: the preset and `pretrained`, which has a default, set the same options.
+        words = (word.lstrip("+~").partition("=")[0] for word in self.overrides)
+        asked = [*words, *self.settings.experiment]
+        return any(is_below(key, ("weights", "pretrain", "finetune")) for key in asked)
 
     @property
     def compares_frozen(self) -> bool:
@@ -248,13 +243,18 @@ class Training:
             samples.keep(loader.overfit)
         return samples
 
-    def validation_samples(self, task: Task) -> Samples | None:
-        """Return the samples that select the best epoch; None if there is no validation split."""
+    def validation_samples(self, task: Task, *, plain: bool = False) -> Samples | None:
+        """Return the samples that select the best epoch; None if there is no validation split.
+
+        Args:
+            task: The task that encodes the targets.
+            plain: Whether they have values instead of output vectors of encoders.
+        """
         # Overfitting shows whether the model can memorize, so it is validated on what it learns.
         split = "train" if self.loader.overfit else "validation"
         if split not in self.splits:
             return None
-        opened = self.splits[split]
+        opened = self.splits[split].plain if plain else self.splits[split]
         samples = make_samples(task, opened, self.tokenizers, seed=self.trainer.seed)
         if self.loader.overfit:
             samples.keep(self.loader.overfit)

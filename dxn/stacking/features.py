@@ -422,7 +422,9 @@ NOT_IN_GRAPHS = ("text", "image", "video")
 def features_of(adapter: Any, batch: Mapping[str, Tensor]) -> Features | None:
     """Return the features of the samples of a collated batch. None: the modality has none."""
     compute, key = FEATURES.get(adapter.modality, (None, ""))
-    return None if compute is None or key not in batch else compute(adapter, batch)
+    if compute is None or key not in batch:
+        return None
+    return compute(adapter.plain_values, batch)
 
 
 def model_features(model: Any, batch: Mapping[str, Any]) -> dict[str, Features]:

@@ -170,7 +170,8 @@ class EncodedAdapter(Adapter):
         `dxn.data.encoded`. Then the columns have no position in the input.
         """
         if ENCODED in batch:
-            x, mask = batch[ENCODED], batch["mask"]
+            # An evaluation can have another precision than the training.
+            x, mask = batch[ENCODED].to(self.up.weight.dtype), batch["mask"]
             span = Span(self.modality, self.modality, 0, x.shape[1], partial(_nowhere, mask))
             columns = Tokens(x, mask, (span,), batch[NUM_REAL])
         else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -49,9 +50,17 @@ def cache(tmp_path, monkeypatch):
 
 def train(folder, run, *options, table="table.csv"):
     encoders = [f"pretrained.text={folder / 'bert'}", f"pretrained.photo={folder / 'vit'}"]
-    fixed = ["finetune.freeze=all", "target=label", "trainer.precision=float32", "baseline=none"]
+    fixed = ["finetune.freeze=all", "target=label", "baseline=none"]
     columns = ["data.text=title", "data.image=photo", "trainer.device=cpu", "report=false"]
-    words = [str(folder / table), *encoders, *fixed, *columns, "trainer.epochs=2", *options]
+    words = [
+        str(folder / table),
+        *encoders,
+        *fixed,
+        *columns,
+        "trainer.epochs=2",
+        "trainer.precision=float32",
+        *options,
+    ]
     assert main(["train", *words, f"run={run}"]) == 0
     return load_file(run / "model" / "model.safetensors")
 
@@ -110,6 +119,11 @@ def test_augmented_inputs_and_trained_encoders_are_not_kept(folder, tmp_path, ca
     assert "values once" not in capsys.readouterr().out and not cache.exists()
 
 
+def test_vectors_of_bf16_are_evaluated_in_another_precision(folder, tmp_path, capsys):
+    train(folder, tmp_path / "run", "trainer.precision=bf16")
+    assert "values once" in capsys.readouterr().out
+
+
 def test_a_resumed_training_reads_them(folder, tmp_path, cache, capsys):
     whole = train(folder, tmp_path / "whole", "trainer.epochs=3")
     train(folder, tmp_path / "part", "trainer.epochs=1")
@@ -120,6 +134,23 @@ def test_a_resumed_training_reads_them(folder, tmp_path, cache, capsys):
     assert "values once" in capsys.readouterr().out
     resumed = load_file(tmp_path / "part" / "model" / "model.safetensors")
     assert resumed.keys() == whole.keys()
+
+
+def test_a_baseline_reads_the_values(folder, tmp_path, capsys):
+    train(folder, tmp_path / "run", "baseline=always")
+    printed = capsys.readouterr().out
+    assert "values once" in " ".join(printed.split()) and "baseline: " in printed
+    assert main(["evaluate", f"run={tmp_path / 'run'}"]) == 0
+    # Without the vectors that were kept.
+    shown = [
+        [
+            line.split()
+            for line in text.splitlines()
+            if re.match(r"│ (mixture|transformer|title|photo)", line)
+        ]
+        for text in (printed, capsys.readouterr().out)
+    ]
+    assert shown[0] and shown[0] == shown[1]
 
 
 def test_many_columns_become_the_means_of_equal_parts():

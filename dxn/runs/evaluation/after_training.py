@@ -70,7 +70,10 @@ def evaluate(
             f"{limit.about} has no time for the others; dxn evaluate evaluates them"
         )
     best = best or _load(run)  # after the first process has written the baseline
-    data = EvaluationData(split, split, run.splits[split])
+    opened = run.splits[split]
+    # A baseline reads values.
+    opened = opened if best.network is best.model else opened.plain
+    data = EvaluationData(split, split, opened)
     evaluated = evaluate_subsets(
         best, data, run.folder, batch_size=batch_size, only=only, further=run.plan.frozen
     )
@@ -255,8 +258,8 @@ def add_baseline(run: Training, best: Predictor, share: float, *, batch_size: in
         stack = train_stack(
             best.model,
             best.task,
-            best.task_samples(run.splits["train"]),
-            run.validation_samples(best.task),
+            best.task_samples(run.splits["train"].plain),
+            run.validation_samples(best.task, plain=True),
             batch_size=batch_size,
             share=share,
             say=print_line,
