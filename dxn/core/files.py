@@ -209,9 +209,12 @@ def cache_folder(name: str) -> Path:
     """Return a folder of the user's cache, such as ~/.cache/dxn/tokens. It need not exist.
 
     Raises:
-        RuntimeError: If the user has no home folder.
+        OSError: If the user has no home folder.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dxn", name).expanduser()
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dxn", name).expanduser()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def remove_old(folder: Path, max_days: float) -> None:

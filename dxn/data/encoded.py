@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.core.files import cache_folder, explain_full_disk, lock, open_own, remove_old
+from dxn.core.files import cache_folder, lock, open_own, remove_old
 from dxn.data.files import digest
 from dxn.data.raws import RawFiles, digest_of
 from dxn.data.rows import Column
@@ -55,6 +55,8 @@ class EncodedColumn:
     def vectors(self) -> Tensor:
         """All vectors (n, E), mapped from the file."""
         count = self.shape[0] * self.shape[1]
+        if not count:
+            return torch.empty(self.shape, dtype=self.dtype)
         whole = torch.from_file(str(self.path), shared=False, size=count, dtype=self.dtype)
         return whole.view(self.shape)
 
@@ -116,9 +118,8 @@ class VectorStore:
         os.utime(folder)
         remove_old(folder.parent, MAX_DAYS)
         # Another training that computes the same vectors is faster than two of them.
-        path = folder.parent / f"{key}.lock"
-        with open_own(path) as file:
-            os.utime(path)
+        with open_own(_lock_of(folder)) as file:
+            os.utime(_lock_of(folder))
             lock(file, wait=True)
             yield cls(folder, width, dtype)
 
@@ -135,7 +136,8 @@ class VectorStore:
         own = self.count * self.bytes_per_vector + num_bytes
         if own > limit or num_bytes > shutil.disk_usage(self.folder).free // 2:
             return False
-        others = [path for path in self.folder.parent.iterdir() if path.is_dir()]
+        # Not those that another training computes.
+        others = [path for path in self.folder.parent.iterdir() if path.is_dir() and _is_free(path)]
         others = sorted(set(others) - {self.folder}, key=lambda path: path.stat().st_mtime)
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in others}
         for path in others:
@@ -152,11 +154,7 @@ class VectorStore:
         If `values` ends with an error, those before it are kept.
         """
         vectors, places = self.folder / VECTORS, self.folder / PLACES
-        with (
-            explain_full_disk(vectors, vectors),
-            open_own(vectors, binary=True) as file,
-            open_own(places, binary=True) as table,
-        ):
+        with open_own(vectors, binary=True) as file, open_own(places, binary=True) as table:
             file.truncate(self.count * self.bytes_per_vector)
             table.truncate(len(self.places) * PLACE.itemsize)
             for key, x in values:
@@ -174,7 +172,20 @@ class VectorStore:
         nothing = (0, 0)
         places = [nothing if key is None else self.places.get(key, nothing) for key in digests]
         table = np.array(places, np.int64).reshape(-1, 2)
-        return EncodedColumn(self.folder / VECTORS, (self.count, self.width), self.dtype, table)
+        shape = self.count, self.width
+        column = EncodedColumn(self.folder / VECTORS, shape, self.dtype, table)
+        _ = column.vectors  # another training can delete the file as soon as it is not locked
+        return column
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no other process has opened a folder of vectors."""
+    with open_own(_lock_of(folder)) as file:
+        return lock(file)
 
 
 def value_digests(column: Column, present: np.ndarray) -> list[bytes | None]:

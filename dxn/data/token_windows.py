@@ -222,7 +222,7 @@ def token_ids(texts: Column, tokenizer: Tokenizer) -> TokenIds:
                 print_line(f"encoding {num_chars:,} characters; {path} keeps their token ids")
                 remove_old(path.parent, MAX_DAYS)
                 _write(path, texts, vocabulary, dtype)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+    except OSError as error:
         raise UserError(
             f"{path}: token ids cannot be written ({error}); set the environment "
             "variable XDG_CACHE_HOME to a folder that can be written"

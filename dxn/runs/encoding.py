@@ -15,6 +15,7 @@ from torch import Tensor
 
 import dxn
 from dxn.core.display import print_line, track
+from dxn.core.files import cache_folder
 from dxn.core.processes import from_first
 from dxn.data.dataset import Opened, Samples
 from dxn.data.encoded import EncodedColumn, VectorStore, value_digests
@@ -54,11 +55,23 @@ def encoded_once(run: Training) -> dict[str, Opened]:
         if set(names) & set(run.task.target.prepared_inputs):
             continue
         # One process computes, and all read its file.
-        columns = from_first(partial(_encode, run, key, names, adapter, limit))
+        columns = from_first(partial(_encoded, run, key, names, adapter, limit))
         for split, encoded in columns.items():
             opened = splits[split]
             splits[split] = replace(opened, encoded={**opened.encoded, **encoded})
     return splits
+
+
+def _encoded(
+    run: Training, key: str, names: list[str], adapter: EncodedAdapter, limit: int
+) -> dict[str, dict[str, EncodedColumn]]:
+    """Do the same as `_encode`; empty, with a line, if the vectors cannot be kept."""
+    try:
+        cache_folder("encoded").mkdir(parents=True, exist_ok=True)
+        return _encode(run, key, names, adapter, limit)
+    except (OSError, _NoRoom) as error:
+        print_line(f"note: {', '.join(names)}: {error}, so the encoder runs in each epoch")
+        return {}
 
 
 def _encode(
@@ -73,8 +86,9 @@ def _encode(
         adapter: The adapter.
         limit: Maximum number of bytes of the vectors of all encoders.
 
-    Returns:
-        Empty if there is no room.
+    Raises:
+        OSError: If the cache cannot be written.
+        _NoRoom: If there is no room.
     """
     device, precision = run.trainer.hardware.device, run.plan.precision
     with autocast(device, precision):
@@ -99,11 +113,7 @@ def _encode(
                 f"is frozen; {store.folder} keeps the vectors"
             )
             values = _values(run, parts, digests, adapter, store, limit)
-            try:
-                store.add(track(values, count, f"encoding {', '.join(names)}"))
-            except _NoRoom as error:
-                print_line(f"note: {', '.join(names)}: {error}")
-                return {}
+            store.add(track(values, count, f"encoding {', '.join(names)}"))
         columns: dict[str, dict[str, EncodedColumn]] = {}
         for (split, name), column in digests.items():
             columns.setdefault(split, {})[name] = store.column(column)
@@ -199,5 +209,5 @@ def _values(
                         raise _NoRoom(
                             f"the vectors of all values need about {num_bytes / GB:.1f} GB "
                             f"(loader.encoded_gb={limit / GB:g}, and half of the free space of the "
-                            "disk), so they are computed in each epoch"
+                            "disk)"
                         )

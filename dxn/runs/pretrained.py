@@ -231,9 +231,10 @@ def start_pretrained(
             f"{minutes:,.0f} of {facts.minutes:g} minutes (trainer.max_minutes)"
         )
         return replace(scratch, lines=(*lines, line))
-    if is_single and is_pooled and not facts.trains_all and not facts.is_kind_chosen:
-        # Its tokens are computed once, and a small backbone learns from them.
-        start = _start(new, sources, is_single=False, is_pooled=True)
+    is_frozen = not (facts.trains_all or facts.writes or facts.is_kind_chosen)
+    if is_frozen and (is_pooled or not is_single):
+        # Its tokens are computed once, and a small backbone of the usual width learns from them.
+        start = _start(new, sources, is_single=False, is_pooled=is_pooled, is_small=True)
     return replace(start, lines=(*start.lines, *lines), seconds=seconds)
 
 
@@ -326,7 +327,12 @@ def _find(
 
 
 def _start(
-    settings: Settings, sources: Mapping[str, Source], *, is_single: bool, is_pooled: bool
+    settings: Settings,
+    sources: Mapping[str, Source],
+    *,
+    is_single: bool,
+    is_pooled: bool,
+    is_small: bool = False,
 ) -> Start:
     """Return what a training with these checkpoints starts from.
 
@@ -335,6 +341,8 @@ def _start(
         sources: The checkpoints by the key of the adapter in the configuration.
         is_single: Whether the checkpoint of the only input becomes the backbone.
         is_pooled: Whether encoded inputs have few columns.
+        is_small: Whether a new backbone is that of a training from random weights, instead of one
+            with the width of the encoders.
     """
     import dxn.weights  # slow to import, and without an encoder it is not needed
     from dxn.runs.filling import InitialWeights
@@ -353,7 +361,9 @@ def _start(
         config["weights"] |= {"source": place, "revision": revision}
     else:
         publics = {key: _read(key, found, settings) for key, found in sources.items()}
-        dim = _combine(config, settings, list(publics.values()))
+        dim = config["dim"]
+        if not is_small:
+            dim = _combine(config, settings, list(publics.values()))
         limits = {key: MAX_COLUMNS.get(found.modality) for key, found in sources.items()}
         encoders = {
             key: dxn.weights.as_encoder(public, dim, max_columns=limits[key] if is_pooled else None)

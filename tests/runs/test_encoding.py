@@ -111,6 +111,10 @@ def test_without_room_they_are_computed_in_each_epoch(folder, tmp_path, monkeypa
     monkeypatch.setattr("dxn.runs.encoding.ENOUGH", 4)
     train(folder, tmp_path / "run", "loader.encoded_gb=1e-6")
     assert "(loader.encoded_gb=1e-06" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    train(folder, tmp_path / "unwritable")
+    assert "so the encoder runs in each epoch" in " ".join(capsys.readouterr().out.split())
 
 
 def test_augmented_inputs_and_trained_encoders_are_not_kept(folder, tmp_path, cache, capsys):
