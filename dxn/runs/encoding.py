@@ -129,7 +129,11 @@ def _digest(node: Mapping[str, Any], adapter: EncodedAdapter, where: str) -> str
     content = blake2b(f"{dxn.__version__} {torch.__version__} {where}".encode(), digest_size=16)
     vocabulary = adapter.tokenizer.vocabulary
     learned = {**adapter.adapter.state(), "": vocabulary and vocabulary.to_str()}
-    content.update(json.dumps([node, learned], sort_keys=True, default=str).encode())
+    # Not the width of the model, which can be another one in the next training.
+    options = [
+        node.get(name) for name in ("adapter", "fusion", "backbone", "leading", "max_columns")
+    ]
+    content.update(json.dumps([options, learned], sort_keys=True, default=str).encode())
     for part in (adapter.adapter, adapter.fusion, adapter.backbone):
         for name, tensor in part.state_dict().items():
             if name == UNUSED:
