@@ -13,6 +13,7 @@ from dxn.config.model_plan import Input
 from dxn.config.values import lookup
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
+from dxn.data.columns.choose import NO_TARGET
 from dxn.data.rows import AUTO, TARGET, InputSpec, Source
 from dxn.data.splits.split import without_unlabeled
 from dxn.data.tables.read import as_list
@@ -133,7 +134,8 @@ def open_source(
 ) -> Source:
     """Build the data source `data`, which infers the modalities of its columns if necessary.
 
-    A validation or test split without targets is left out, if the task needs them.
+    A validation or test split without targets is left out, if the task needs them. Otherwise, no
+    note says that there is no target.
 
     Args:
         config: Configuration with the node `data`.
@@ -151,7 +153,10 @@ def open_source(
     if finds_objects and "objects" in options and node.get("objects") is None:
         node = {**node, "objects": AUTO}
     source = build(node, key="data", trust=trust, readers=by_modality(readers))
-    return without_unlabeled(source, node) if task.is_supervised else source
+    if task.is_supervised:
+        return without_unlabeled(source, node)
+    notes = [note for note in source.notes if not note.startswith(NO_TARGET)]
+    return replace(source, notes=notes)
 
 
 def decide_task(

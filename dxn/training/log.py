@@ -123,7 +123,8 @@ class Log:
         if self.display.is_due():
             mean = _mean(self.losses[-SHOWN_LOSSES:], self.sizes[-SHOWN_LOSSES:])
             rate = self.samples_done / (time.perf_counter() - self.epoch_start)
-            status = f"loss {mean:.3f}  {rate:,.0f} samples/s  {self._left(state)} left"
+            speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+            status = f"loss {mean:.3f}  {speed} samples/s  {self._left(state)} left"
             self.display.update(self._title(state.epoch + 1), state.batch, self.batches, status)
         if len(self.losses) - self.logged < self.log_every:
             return

@@ -151,9 +151,9 @@ def test_columns_of_questions_and_answers_are_conversations(tmp_path, capsys):
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["instruction,input,output", *lines]))
     assert main(["train", str(path), *TINY, f"run={tmp_path / 'run'}"]) == 0
-    assert "conversations: instruction and input (user), output (assistant)" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "conversations: instruction and input (user), output (assistant)" in out
+    assert "no target" not in out  # a language model has none
     # The same columns are read again.
     assert main(["evaluate", f"run={tmp_path / 'run'}", f"data.path={path}"]) == 0
     assert "36 rows" in capsys.readouterr().out

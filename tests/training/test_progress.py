@@ -114,13 +114,14 @@ def test_progress_within_an_epoch_has_the_loss_the_speed_and_the_time_left(tmp_p
     log = Log(tmp_path, log_every=10, batches=4, epochs=3)
     log.display.since = -math.inf
     state = State(epoch=0, batch=1, step=1)
+    log.epoch_start -= 800  # seconds
     log.step(torch.tensor(0.5), 4, 1, 0.1, state)
     log.display.since = -math.inf
     log.validation(10, 20, State(epoch=1))
     log.close()
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("epoch 1/3  25 %  loss 0.500  ")
-    assert first.endswith(" left") and " samples/s  " in first
+    assert first.endswith(" left") and "  0.005 samples/s  " in first
     assert second == "epoch 1/3 validation  50 %"
 
 

@@ -36,6 +36,8 @@ from dxn.tokenize.media import is_file_name
 
 # Names of target columns, in the order of preference, if the user does not choose one.
 USUAL_TARGETS = ("label", "target", "class", "category", "tags", "answers", "answer")
+# Beginning of the note that no column was chosen as the target.
+NO_TARGET = "no target: "
 # Maximum number of different values of one of several target columns.
 MAX_LABELS = 50
 MAX_TARGET_FILES = 20  # cells in which files are looked for
@@ -309,7 +311,7 @@ def target_columns(table: Table, target: str | Sequence[str] | None, notes: list
     if columns:
         notes.append(f"target: column {columns[0]}, chosen by its name")
     else:
-        notes.append(f"no target: none of the columns {', '.join(table.columns)} was chosen")
+        notes.append(f"{NO_TARGET}none of the columns {', '.join(table.columns)} was chosen")
     return columns
 
 
