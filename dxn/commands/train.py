@@ -71,8 +71,8 @@ class Train(Data):
 
     Args:
         preset: auto chooses the options that you do not set from the data; plain leaves them.
-        baseline: Train a small classical model and mix both outputs: auto (not with published
-            weights, weights, finetune or pretrain), always or none.
+        baseline: Train a small classical model and mix both outputs: auto (not with
+            weights, finetune or pretrain), always or none.
         ensemble: Number of models with different seeds, whose outputs are combined.
         report: Write report.html at the end of the training.
         dim: Token width D; each file of the group backbone sets it.

@@ -193,7 +193,7 @@ def lock(file: IO[Any], *, wait: bool = False) -> bool:
         wait: Whether to wait for another process that has locked it.
 
     Returns:
-        False if another process has locked the file.
+        False if another process has locked the file, or, with `wait`, if there are no locks.
     """
     if fcntl is not None:
         try:
@@ -201,8 +201,9 @@ def lock(file: IO[Any], *, wait: bool = False) -> bool:
         except BlockingIOError:
             return False
         except OSError:  # a network drive without locks
-            pass
-    return True
+            return not wait
+        return True
+    return not wait
 
 
 def cache_folder(name: str) -> Path:

@@ -60,6 +60,12 @@ class EncodedColumn:
         whole = torch.from_file(str(self.path), shared=False, size=count, dtype=self.dtype)
         return whole.view(self.shape)
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether this process can read the file."""
+        size = self.shape[0] * self.shape[1] * self.dtype.itemsize
+        return not size or (self.path.is_file() and self.path.stat().st_size >= size)
+
     def has(self, row: int) -> bool:
         """Whether a row has any vector."""
         return bool(self.places[row, 0] < self.places[row, 1])
@@ -120,7 +126,8 @@ class VectorStore:
         # Another training that computes the same vectors is faster than two of them.
         with open_own(_lock_of(folder)) as file:
             os.utime(_lock_of(folder))
-            lock(file, wait=True)
+            if not lock(file, wait=True):
+                raise OSError(f"{folder.parent} has no file locks")
             yield cls(folder, width, dtype)
 
     def make_room(self, num_bytes: int, limit: int) -> bool:
@@ -137,8 +144,9 @@ class VectorStore:
         if own > limit or num_bytes > shutil.disk_usage(self.folder).free // 2:
             return False
         # Not those that another training computes.
-        others = [path for path in self.folder.parent.iterdir() if path.is_dir() and _is_free(path)]
-        others = sorted(set(others) - {self.folder}, key=lambda path: path.stat().st_mtime)
+        # To open the own lock would release it, as it is a lock of the process.
+        others = [path for path in self.folder.parent.iterdir() if path.is_dir()]
+        others = sorted(filter(_is_free, set(others) - {self.folder}), key=_time)
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in others}
         for path in others:
             if own + sum(sizes.values()) <= limit:
@@ -176,6 +184,10 @@ class VectorStore:
         column = EncodedColumn(self.folder / VECTORS, shape, self.dtype, table)
         _ = column.vectors  # another training can delete the file as soon as it is not locked
         return column
+
+
+def _time(folder: Path) -> float:
+    return folder.stat().st_mtime
 
 
 def _lock_of(folder: Path) -> Path:

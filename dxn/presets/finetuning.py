@@ -30,7 +30,7 @@ WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
 # regression, and more for a new backbone. Otherwise the published weights stay as they are. Only
 # large models, and those that write, which have no new weights, get low-rank updates. These need
 # less memory than all weights, and two thirds of the time.
-ENOUGH_EPOCHS, ENOUGH_JOINT_EPOCHS, ENOUGH_WRITER_EPOCHS = 1.0, 10.0, 3.0
+ENOUGH_EPOCHS, ENOUGH_JOINT_EPOCHS, ENOUGH_RANDOM_EPOCHS = 1.0, 10.0, 3.0
 LORA_RANK = 16
 # Columns of an encoded input, by modality, for tasks that need no place in it. Their number decides
 # how long a training takes. Others, such as texts, keep all of them.
@@ -58,6 +58,7 @@ class Start:
             speed.
         minutes: The time limit. None: there is none.
         is_kind_chosen: Whether the user chose which weights are trained.
+        starts_linear: Whether a new head starts from a ridge regression.
     """
 
     rows: int
@@ -67,11 +68,13 @@ class Start:
     epochs_within_limit: float
     minutes: float | None
     is_kind_chosen: bool = False
+    starts_linear: bool = True
 
     @property
     def trains_all(self) -> bool:
         """Whether there is time and memory to train all weights."""
-        enough = ENOUGH_WRITER_EPOCHS if self.writes else ENOUGH_EPOCHS
+        is_slow = self.writes or not self.starts_linear
+        enough = ENOUGH_RANDOM_EPOCHS if is_slow else ENOUGH_EPOCHS
         enough = enough if self.has_backbone else ENOUGH_JOINT_EPOCHS
         return self.epochs_within_limit >= enough and self.parameters <= MAX_TRAINED
 

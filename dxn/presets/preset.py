@@ -112,6 +112,7 @@ class Situation:
         device: Device of the training, whose speed is measured.
         trust: Top-level packages besides dxn whose code the configuration may use.
         weights: Checkpoints that the training starts from. None: random weights.
+        members: Number of models that share the time limit.
         measured: The property `seconds`, if it has been measured already.
     """
 
@@ -124,6 +125,7 @@ class Situation:
     device: torch.device
     trust: Sequence[str] = ()
     weights: InitialWeights | None = None
+    members: int = 1
     measured: float | None = None
 
     @cached_property
@@ -142,9 +144,13 @@ class Situation:
             parameters=_parameters(self.config),
             writes=task.writes or task.target.source == "stream",
             has_backbone=weights.main is not None,
-            epochs_within_limit=math.inf if limit is None else 60 * limit / (self.seconds * rows),
+            epochs_within_limit=math.inf
+            if limit is None
+            else 60 * limit / (self.members * self.seconds * rows),
             minutes=limit,
             is_kind_chosen=any(is_below(key, ["finetune"]) for key in self.chosen),
+            # See `dxn.stacking.frozen`.
+            starts_linear=self.config["baseline"] != "none" and self.source.stream is None,
         )
 
     def minutes(self, default: float) -> float | None:
@@ -263,8 +269,12 @@ def _all_advice(situation: Situation) -> Iterator[Advice]:
 
 def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
     """Yield the options of a training from published weights."""
-    start = situation.finetuning
-    if start.has_backbone or start.trains_all or start.writes:
+    config, start = situation.config, situation.finetuning
+    kind = config["finetune"]
+    is_frozen = kind["freeze"] == "all" and not kind["lora_rank"]
+    if not start.is_kind_chosen:
+        is_frozen = not start.trains_all and not start.writes
+    if start.has_backbone or not is_frozen:
         yield from advise_finetuning(start)
         return
     # All that is trained is new.
@@ -306,8 +316,11 @@ def seconds_per_row(situation: Situation) -> float:
 
 
 def _parameters(config: Mapping[str, Any]) -> int:
+    """Return the number of parameters of the blocks of the backbone, and of those of encoders."""
+    encoders = [node for node in config["adapters"].values() if node.get("backbone")]
+    parts = [(config["dim"], config), *((node["adapter"]["dim"], node) for node in encoders)]
     # Of the matrices of the blocks: four of the attention, and eight of the layer after it.
-    return 12 * config["dim"] ** 2 * config["backbone"].get("depth", 0)
+    return sum(12 * dim**2 * part["backbone"].get("depth", 0) for dim, part in parts)
 
 
 def _training_advice(

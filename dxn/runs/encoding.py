@@ -16,7 +16,7 @@ from torch import Tensor
 import dxn
 from dxn.core.display import print_line, track
 from dxn.core.files import cache_folder
-from dxn.core.processes import from_first
+from dxn.core.processes import from_all, from_first
 from dxn.data.dataset import Opened, Samples
 from dxn.data.encoded import EncodedColumn, VectorStore, value_digests
 from dxn.data.raws import GB
@@ -48,18 +48,26 @@ def encoded_once(run: Training) -> dict[str, Opened]:
     for key in dict.fromkeys(run.model.inputs.values()):
         names = [name for name, other in run.model.inputs.items() if other == key]
         adapter = run.model.adapter(names[0])
-        augment = adapter.tokenizer.augment
-        is_same = augment is None or augment == type(augment)()
-        if not isinstance(adapter, EncodedAdapter) or not adapter.is_frozen or not is_same:
+        if not isinstance(adapter, EncodedAdapter) or not adapter.is_frozen:
+            continue
+        if adapter.tokenizer.is_random:
             continue
         if set(names) & set(run.task.target.prepared_inputs):
             continue
         # One process computes, and all read its file.
         columns = from_first(partial(_encoded, run, key, names, adapter, limit))
+        # Another machine can have another home folder.
+        if not all(from_all(partial(_are_readable, columns))):
+            print_line(f"note: {', '.join(names)}: not all processes can read {cache_folder('')}")
+            continue
         for split, encoded in columns.items():
             opened = splits[split]
             splits[split] = replace(opened, encoded={**opened.encoded, **encoded})
     return splits
+
+
+def _are_readable(columns: Mapping[str, Mapping[str, EncodedColumn]]) -> bool:
+    return all(column.is_readable for part in columns.values() for column in part.values())
 
 
 def _encoded(
@@ -188,6 +196,7 @@ def _values(
     device = run.trainer.hardware.device
     run.model.to(device).eval()
     total = sum(samples.lengths().sum() for samples in parts.values())
+    num_values = sum(map(len, parts.values()))
     count, vectors, length = 0, 0, 0.0
     for (split, name), samples in parts.items():
         column = digests[split, name]
@@ -201,15 +210,21 @@ def _values(
             xs = [x[mask].cpu() for x, mask in zip(tokens.x, tokens.mask, strict=True)]
             return list(zip(rows, xs, strict=True))
 
-        for encoded in run_batches(encode, samples, 2 * run.trainer.batch_size, device=device):
+        for encoded in run_batches(
+            encode, samples, 2 * run.trainer.batch_size, device=device, may_be_bad=True
+        ):
             for row, x in encoded:
                 value = column[row]
                 assert value is not None
                 yield value, x
                 count, vectors, length = count + 1, vectors + len(x), length + lengths[row]
-                if count == ENOUGH:
-                    num_bytes = vectors * total / max(length, 1) * store.bytes_per_vector
-                    if not store.make_room(round(num_bytes), limit):
+                if count in (ENOUGH, num_values):
+                    # The longest ones come first, and have no more columns than others if their
+                    # number is limited.
+                    part = count / num_values if adapter.max_columns else length / max(total, 1)
+                    num_bytes = vectors / max(part, 1e-9) * store.bytes_per_vector
+                    left = num_bytes - vectors * store.bytes_per_vector
+                    if not store.make_room(round(left), limit):
                         raise _NoRoom(
                             f"the vectors of all values need about {num_bytes / GB:.1f} GB "
                             f"(loader.encoded_gb={limit / GB:g}, and half of the free space of the "

@@ -79,6 +79,8 @@ class Plan(Strict):
         batch_size: Number of samples per batch over all processes.
         data: Fingerprint of each split.
         loaded: Names of the tensors that were loaded from a checkpoint.
+        seconds: Measured time of a step of all published weights per row, see
+            `dxn.presets.preset.Situation`. None: it was not measured.
         frozen: Metrics of a simple model on the vectors of published weights, by its description.
         start: Checkpoints that the run started from, with their licences and digests.
         launch: Identifies the torchrun that started the run. Empty without torchrun.
@@ -94,6 +96,7 @@ class Plan(Strict):
     batch_size: PositiveInt
     data: dict[str, SplitFingerprint] = Field(default_factory=dict)
     loaded: list[str] = Field(default_factory=list)
+    seconds: float | None = None
     frozen: dict[str, dict[str, float]] = Field(default_factory=dict)
     start: list[str] = Field(default_factory=list)
     launch: str = ""

@@ -312,12 +312,23 @@ def prepare(
     is_free = old is None and weights is None and not asked["pretrain"]
     if is_free and fitted_from is not None:
         # The members of an ensemble start from what the first one started from.
-        is_free = bool(read_plan(fitted_from).loaded)
+        first = read_plan(fitted_from)
+        is_free, seconds = bool(first.loaded), first.seconds
     if old is None and not is_free:
         asked = {**asked, "pretrained": "none"}
     elif old is None and source.splits.get("train"):
         new = replace(settings, values=asked)
-        start = start_pretrained(new, task, source, inputs, option_keys, readers, device)
+        start = start_pretrained(
+            new,
+            task,
+            source,
+            inputs,
+            option_keys,
+            readers,
+            device,
+            members=members,
+            seconds=seconds,
+        )
         asked, weights, seconds = start.config, start.weights, start.seconds
         for line in start.lines:
             print_line(line)
@@ -352,6 +363,7 @@ def prepare(
                     device,
                     trust,
                     weights=weights,
+                    members=members,
                     measured=seconds,
                 )
             )
@@ -445,7 +457,12 @@ def prepare(
     run = Training(
         settings=replace(settings, values=config),
         plan=plan.model_copy(
-            update={"data": data, "loaded": loaded, "frozen": {} if old is None else old.frozen}
+            update={
+                "data": data,
+                "loaded": loaded,
+                "seconds": seconds if old is None else old.seconds,
+                "frozen": {} if old is None else old.frozen,
+            }
         ),
         folder=folder,
         trainer=trainer,

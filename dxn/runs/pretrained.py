@@ -115,6 +115,9 @@ def start_pretrained(
     nodes: Mapping[str, str],
     readers: Mapping[str, Reader],
     device: torch.device,
+    *,
+    members: int = 1,
+    seconds: float | None = None,
 ) -> Start:
     """Return what a training with the option `pretrained` starts from.
 
@@ -126,6 +129,8 @@ def start_pretrained(
         nodes: Key of the options of each adapter, by its key in the model.
         readers: Readers by adapter key in the configuration.
         device: Device of the training, whose speed is measured.
+        members: Number of models that share the time limit.
+        seconds: What was measured for the first one of them. None: it is measured.
 
     Raises:
         UserError: If a key is no input, or a checkpoint cannot be used.
@@ -135,6 +140,8 @@ def start_pretrained(
     if wanted == NONE or (wanted == AUTO and not _helps(settings, task)):
         return scratch
     config = copy.deepcopy(settings.values)
+    # A word is for modalities, and not for a column with the name of one.
+    by_name: Mapping[str, str] = wanted if isinstance(wanted, Mapping) else {}
     if isinstance(wanted, str):
         modalities = dict.fromkeys(spec.modality for spec in inputs.values())
         wanted = {name: wanted for name in modalities if name in table()}
@@ -144,12 +151,12 @@ def start_pretrained(
                 f"{', '.join(modalities)}; leave it out"
             )
     keys = {name: nodes[spec.adapter] for name, spec in inputs.items()}
-    _check_names(wanted, inputs, {name: readers[key].tabular for name, key in keys.items()})
+    _check_names(by_name, inputs, {name: readers[key].tabular for name, key in keys.items()})
     words: dict[str, str] = {}  # by the key of the adapter in the configuration
     columns: dict[str, list[str]] = {}
     for name, spec in inputs.items():
         key = keys[name]
-        if name in wanted and name != key:
+        if name in by_name and name != key:
             if name in config["adapters"]:
                 raise UserError(
                     f"pretrained.{name}: {name} is also the name of an adapter; rename the column"
@@ -157,7 +164,7 @@ def start_pretrained(
             # An adapter with the name of an input is only for this one.
             config["adapters"][name] = copy.deepcopy(config["adapters"][key])
             key = name
-        words[key] = wanted.get(name, wanted.get(spec.modality, NONE))
+        words[key] = by_name.get(name, wanted.get(spec.modality, NONE))
         columns.setdefault(key, []).append(name)
 
     def find() -> tuple[dict[str, Source], list[str]]:
@@ -220,11 +227,14 @@ def start_pretrained(
         device,
         settings.trust,
         weights=start.weights,
+        members=members,
+        measured=seconds,
     )
     seconds = from_first(lambda: situation.seconds)
     facts = replace(situation, measured=seconds).finetuning
     rows = sum(map(len, source.splits.values()))
     minutes = ENCODING_TIME * seconds * rows / 60
+    # All members of an ensemble read what is encoded once.
     if is_optional and facts.minutes is not None and minutes > ENCODING_SHARE * facts.minutes:
         line = (
             f"pretrained: random weights, because encoding {rows:,} rows takes about "

@@ -209,7 +209,7 @@ class Tokenizer(CheckedMembers):
         cut_unit: What `cut` counts. Empty: no value is cut, so none is read to count it.
         cut_option: Option of the adapter that limits the length.
         choices: Values that a user can choose from. Empty: any value is possible.
-        augment: Options of the augmentation, whose defaults change nothing. None: there is none.
+        is_random: Whether samples of a training depend on `rand`, as those with augmentation do.
         count_columns: Function that returns the number of columns of the samples (B,) of a batch.
             An adapter can set it, if the samples have no mask.
     """
@@ -221,7 +221,7 @@ class Tokenizer(CheckedMembers):
     cut_unit: str = "tokens"
     cut_option: str = "max_len"
     choices: Sequence[str] = ()
-    augment: Any = None
+    is_random: bool = True
     count_columns: Callable[[Batch], Tensor] | None = None
 
     @property

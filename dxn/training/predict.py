@@ -195,6 +195,7 @@ def run_batches(
     device: torch.device,
     start: int = 0,
     divided: bool = False,
+    may_be_bad: bool = False,
 ) -> Iterator[Result]:
     """Run a function on batches of all samples in order. The batches become smaller if necessary.
 
@@ -210,6 +211,7 @@ def run_batches(
             number of processes. All processes must call this, and a result must be a tuple that
             starts with the rows of its batch. The first process gets all results, and the others
             get none.
+        may_be_bad: Whether all samples may turn out to be bad.
 
     Yields:
         The results of the function, in order.
@@ -261,7 +263,7 @@ def run_batches(
     finally:
         loader.stop()
     # Another process may have good rows.
-    if is_empty and samples.opened.bad_later and processes()[1] == 1:
+    if is_empty and samples.opened.bad_later and processes()[1] == 1 and not may_be_bad:
         raise all_bad("the data", samples.opened.bad_later)
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +15,17 @@ from safetensors.torch import load_file
 
 from dxn.cli import main
 from dxn.core.tokens import Span, Tokens
+from dxn.data.encoded import VectorStore
+from dxn.tokenize import (
+    AudioAdapter,
+    ImageAdapter,
+    ImageAugment,
+    SeriesAdapter,
+    TextAdapter,
+    VideoAdapter,
+    VideoAugment,
+    VideoSampling,
+)
 from dxn.tokenize.encoded_adapter import pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
@@ -155,6 +168,29 @@ def test_a_baseline_reads_the_values(folder, tmp_path, capsys):
         for text in (printed, capsys.readouterr().out)
     ]
     assert shown[0] and shown[0] == shown[1]
+
+
+def test_other_processes_wait_for_the_vectors_of_an_encoder(cache):
+    (cache / "old").mkdir(parents=True)
+    (cache / "old" / "vectors").write_bytes(bytes(1000))
+    code = "from dxn.core.files import lock, open_own; from pathlib import Path; import sys; "
+    code += "print(lock(open_own(Path(sys.argv[1]))))"
+    with VectorStore.opened("new", 2, torch.float32) as store:
+        store.add([(b"a" * 16, torch.ones(3, 2))])
+        assert store.make_room(0, 500) and not (cache / "old").exists()
+        asked = subprocess.run([sys.executable, "-c", code, cache / "new.lock"], text=True,
+                               capture_output=True, check=True)  # fmt: skip
+        assert asked.stdout.strip() == "False"
+        batch = store.column([b"a" * 16, None]).batch([0])
+    assert batch["encoded"].tolist() == [[[1, 1]] * 3]
+
+
+def test_tokenizers_know_whether_samples_are_random():
+    adapters = (TextAdapter, ImageAdapter, AudioAdapter, SeriesAdapter, VideoAdapter)
+    assert not any(adapter(8).tokenizer.is_random for adapter in adapters)
+    assert ImageAdapter(8, augment=ImageAugment(flip=True)).tokenizer.is_random
+    assert VideoAdapter(8, augment=VideoAugment(flip=True)).tokenizer.is_random
+    assert VideoAdapter(8, sampling=VideoSampling(mode="random")).tokenizer.is_random
 
 
 def test_many_columns_become_the_means_of_equal_parts():

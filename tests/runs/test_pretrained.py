@@ -209,6 +209,13 @@ def test_a_training_starts_from_the_encoders_of_the_table_and_works_offline(
     ) in output
     assert output.count("pretrained:") == 1
     assert "adapters.text.up.weight" not in state
+    # A column with the name of a modality is a column.
+    (tmp_path / "named.csv").write_text(
+        "text,title,label\n"
+        + "\n".join(f"{'yn'[i % 2]},w{i} w9 w8,{'ab'[i % 2]}" for i in range(40))
+    )
+    named = ["data.category=text", "data.text=title", "trainer.epochs=1", f"run={tmp_path}/named"]
+    assert main(["train", str(tmp_path / "named.csv"), *QUICK, *named]) == 0
     assert main(words(folder, tmp_path / "run", "pretrained=small", *MIXED)) == 2
     assert "the local cache has no copy of sentence-tr" in capsys.readouterr().err
 

@@ -134,6 +134,7 @@ class AudioTokenizer(Tokenizer):
         self.n_mels = spectrogram.n_mels
         self.normalize: NormalizationKind = normalize
         self.augment = augment
+        self.is_random = augment != AudioAugment()
         # Also set for waveforms, because `length` uses it.
         self.hop_length = hop_samples(spectrogram, sample_rate)
         self.spectrogram = None

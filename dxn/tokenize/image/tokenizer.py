@@ -93,6 +93,7 @@ class ImageTokenizer(Tokenizer):
         self.resize = resize
         self.in_channels = in_channels
         self.augment = augment
+        self.is_random = augment != ImageAugment()
         # A larger image is reduced to the size that `__call__` resizes it to, so that a data set of
         # photos fits into memory. With augment.zoom, it is reduced less, so that a random crop
         # still has image_size pixels.

@@ -134,6 +134,7 @@ class SeriesTokenizer(Tokenizer):
         self.constant_std = patch.constant_std
         self.max_len = max_len
         self.augment = augment
+        self.is_random = augment != SeriesAugment()
         self.mean = torch.zeros(0)
         self.std = torch.ones(0)
         self.patch_size = 0

@@ -200,7 +200,7 @@ class TextTokenizer(Tokenizer):
         self.pad_id = 0  # set by use_vocabulary
         self.marker_id: int | None = None
         self.augment = augment
-        self.is_augmented = augment != TextAugment()
+        self.is_random = augment != TextAugment()
         self.is_fitted = False  # whether the vocabulary is known
         self.vocabulary = Vocabulary(models.BPE())  # an empty one
         self.special_ids: list[int] = []
@@ -330,7 +330,7 @@ class TextTokenizer(Tokenizer):
             return super().batch(raws, rands)
         rows: list[list[int]] = []
         for encoding, rand in zip(encodings, rands, strict=True):
-            is_plain = rand is None or not self.is_augmented
+            is_plain = rand is None or not self.is_random
             fits = is_plain and len(encoding.ids) <= self.max_len
             rows.append(encoding.ids if fits else self._row(encoding, rand))
         if self.pad_to:

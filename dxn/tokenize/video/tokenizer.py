@@ -72,6 +72,7 @@ class VideoTokenizer(Tokenizer):
             ),
         )
         self.sampling = sampling
+        self.is_random = augment != VideoAugment() or sampling.mode == "random"
         # Only the frames that `__call__` can need are kept, and larger frames are reduced, so that
         # a data set of clips fits into memory.
         self.reader = VideoReader(
