@@ -274,7 +274,9 @@ def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
     is_frozen = kind["freeze"] == "all" and not kind["lora_rank"]
     if not start.is_kind_chosen:
         is_frozen = not start.trains_all and not start.writes
-    if start.has_backbone or not is_frozen:
+    # Otherwise the adapters of a new backbone have weights, and fixed options.
+    has_encoders = any("backbone" in config["adapters"][key] for key in situation.nodes.values())
+    if start.has_backbone or not is_frozen or not has_encoders:
         yield from advise_finetuning(start)
         return
     # All that is trained is new.
