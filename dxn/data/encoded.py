@@ -143,8 +143,8 @@ class VectorStore:
         own = self.count * self.bytes_per_vector + num_bytes
         if own > limit or num_bytes > shutil.disk_usage(self.folder).free // 2:
             return False
-        # Not those that another training computes.
-        # To open the own lock would release it, as it is a lock of the process.
+        # Not those that another training computes. To open the own lock would release it, because
+        # a process has it only once.
         others = [path for path in self.folder.parent.iterdir() if path.is_dir()]
         others = sorted(filter(_is_free, set(others) - {self.folder}), key=_time)
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in others}

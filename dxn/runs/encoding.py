@@ -20,7 +20,7 @@ from dxn.core.processes import from_all, from_first
 from dxn.data.dataset import Opened, Samples
 from dxn.data.encoded import EncodedColumn, VectorStore, value_digests
 from dxn.data.raws import GB
-from dxn.tasks.space import AnswerKind
+from dxn.tasks.space import PER_SAMPLE
 from dxn.tokenize.base import Batch
 from dxn.tokenize.encoded_adapter import UNUSED, EncodedAdapter
 from dxn.training.device import autocast
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from dxn.runs.prepare import Training
 
 Part = tuple[str, str]  # a split and an input
-# Tasks that need nothing of an input but its vectors.
-KINDS = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
 ENOUGH = 64  # values from which the number of bytes of all of them is estimated
 
 
@@ -43,7 +41,7 @@ def encoded_once(run: Training) -> dict[str, Opened]:
     """
     splits = dict(run.splits)
     limit = round(run.loader.encoded_gb * GB)
-    if not limit or run.task.answer_kind not in KINDS or run.source.stream is not None:
+    if not limit or run.task.answer_kind not in PER_SAMPLE or run.source.stream is not None:
         return splits
     for key in dict.fromkeys(run.model.inputs.values()):
         names = [name for name, other in run.model.inputs.items() if other == key]

@@ -29,7 +29,7 @@ from dxn.presets.preset import Situation
 from dxn.runs.encoders import Encoder, NoAnswer, choose_encoder, fetch, table
 from dxn.runs.hub import MAX_REASON
 from dxn.tasks import Task
-from dxn.tasks.space import AnswerKind
+from dxn.tasks.space import PER_SAMPLE
 from dxn.tokenize.base import Reader
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ WITHOUT_AUTO = (
     *("forecast", "detect", "segment", "masked"),
 )
 DEPTH = 2  # blocks of the backbone that combines the tokens of several encoders
-# Tasks whose answer is one for all columns.
-POOLED = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
 # Share of the time limit that encoding all rows once may take, without being asked for; and the
 # time of it relative to that of a training step.
 ENCODING_SHARE, ENCODING_TIME = 0.5, 1 / 3
@@ -204,7 +202,7 @@ def start_pretrained(
     new = replace(settings, values=config)
     is_single = len(inputs) == 1
     is_optional = all(found.is_optional for found in sources.values())
-    is_pooled = task.answer_kind in POOLED
+    is_pooled = task.answer_kind in PER_SAMPLE
     try:
         start = _start(new, sources, is_single=is_single, is_pooled=is_pooled)
     except UserError as error:
@@ -236,11 +234,11 @@ def start_pretrained(
     minutes = ENCODING_TIME * seconds * rows / 60
     # All members of an ensemble read what is encoded once.
     if is_optional and facts.minutes is not None and minutes > ENCODING_SHARE * facts.minutes:
-        line = (
-            f"pretrained: random weights, because encoding {rows:,} rows takes about "
-            f"{minutes:,.0f} of {facts.minutes:g} minutes (trainer.max_minutes)"
+        reason = (
+            f"encoding {rows:,} rows takes about {minutes:,.0f} of {facts.minutes:g} minutes "
+            "(trainer.max_minutes)"
         )
-        return replace(scratch, lines=(*lines, line))
+        return replace(scratch, lines=(*lines, _random(", ".join(sources), reason)))
     is_frozen = not (facts.trains_all or facts.writes or facts.is_kind_chosen)
     if is_frozen and (is_pooled or not is_single):
         # Its tokens are computed once, and a small backbone of the usual width learns from them.

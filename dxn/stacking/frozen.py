@@ -18,7 +18,7 @@ from dxn.stacking.dense import fit_dense, fit_ridge
 from dxn.stacking.train import MIN_ROWS, score_targets
 from dxn.tasks import Task
 from dxn.tasks.heads import LinearHead
-from dxn.tasks.space import AnswerKind
+from dxn.tasks.space import PER_SAMPLE
 from dxn.training.predict import Predictions, run_batches, score
 
 FROZEN = "classical model, frozen weights"
@@ -71,7 +71,7 @@ def frozen_model(
     Returns:
         The model; None if the task or the time allows none.
     """
-    is_scored = task.answer_kind in (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
+    is_scored = task.answer_kind in PER_SAMPLE
     targets = train.opened.targets
     if not is_scored or targets is None or len(train.opened) < MIN_ROWS:
         return None

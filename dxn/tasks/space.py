@@ -71,6 +71,8 @@ class AnswerKind(Enum):
 
 # Answers that a classical model can learn from features of the inputs.
 WITH_BASELINE = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER, AnswerKind.QUANTILES)
+# One answer for a whole sample, for which the vectors of its inputs are enough.
+PER_SAMPLE = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
 
 
 class Space(ABC, CheckedMembers):

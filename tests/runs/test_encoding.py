@@ -142,15 +142,15 @@ def test_vectors_of_bf16_are_evaluated_in_another_precision(folder, tmp_path, ca
 
 
 def test_a_resumed_training_reads_them(folder, tmp_path, cache, capsys):
-    whole = train(folder, tmp_path / "whole", "trainer.epochs=3")
     train(folder, tmp_path / "part", "trainer.epochs=1")
+    encoders = {path.name for path in cache.iterdir() if path.is_dir()}
     for path in cache.glob("*/*"):
         path.unlink()
     capsys.readouterr()
     assert main(["train", f"resume={tmp_path / 'part'}", "trainer.epochs=3"]) == 0
     assert "values once" in capsys.readouterr().out
-    resumed = load_file(tmp_path / "part" / "model" / "model.safetensors")
-    assert resumed.keys() == whole.keys()
+    # The names are digests of the weights, which are those of the checkpoint again.
+    assert {path.parent.name for path in cache.glob("*/vectors")} == encoders
 
 
 def test_a_baseline_reads_the_values(folder, tmp_path, capsys):
