@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from dxn.core.errors import UserError
@@ -20,6 +23,11 @@ T = TypeVar("T")
 
 HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this to True
 POLL = 0.01  # seconds between two looks for processes that have not arrived
+# How long processes wait for what the first one computes alone, such as the vectors of an encoder:
+# longer than a call of all processes, which fails after 10 minutes (NCCL) or 30 (gloo). If the
+# first one fails, torchrun ends the others.
+MAX_WAIT = timedelta(days=7)
+CALLS = itertools.count()  # of `from_first`, in the same order in all processes
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,13 @@ def from_first(compute: Callable[[], T]) -> T:
     index, count = processes()
     if count == 1:
         return compute()
-    sent: list[Any] = [_outcome(compute) if index == 0 else None]
+    store, key = _get_default_store(), f"dxn/first/{next(CALLS)}"
+    sent: list[Any] = [None]
+    if index == 0:
+        sent = [_outcome(compute)]
+        store.set(key, "")
+    else:
+        store.wait([key], MAX_WAIT)
     dist.broadcast_object_list(sent, src=0)
     ((result, problem),) = sent
     if problem is not None:

@@ -236,6 +236,27 @@ def test_two_processes_take_the_steps_of_one_with_dropout(trained, tmp_path, sha
         torch.testing.assert_close(shared[name], alone[name], rtol=0, atol=1e-5)
 
 
+SLOW = """
+import time
+from datetime import timedelta
+from torch import distributed as dist
+from dxn.core.processes import from_first
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+
+
+def compute():
+    time.sleep(2)
+    return "vectors"
+
+assert [from_first(compute), from_first(lambda: 3)] == ["vectors", 3]
+"""
+
+
+def test_processes_wait_for_the_first_one_longer_than_for_a_call_of_all(tmp_path):
+    run_ranks(SLOW, tmp_path, modules="dxn.core.processes")
+
+
 SIZES = (3, 5)  # samples per process; the last batches of an epoch can differ
 
 
