@@ -6,6 +6,7 @@ The metrics are flat, so that a program reads them with `json.load(file)["test/a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -161,6 +162,11 @@ class Results(Strict):
                 row = next((row for row in rows if name.endswith(f"[{row}]")), ALL)
                 rows.setdefault(row, {})[name.removesuffix(f"[{row}]")] = value
         return rows
+
+    def largest(self, metric: str) -> float:
+        """Return the largest absolute value of a metric in the table, which decides its digits."""
+        values = [abs(row.get(metric, 0.0)) for row in self.figures().values()]
+        return max(filter(math.isfinite, values), default=0.0)
 
     def headings(self) -> dict[str, str]:
         """Return the rows of a table, and what each is called there.

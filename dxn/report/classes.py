@@ -248,7 +248,7 @@ def classes_and_probabilities(task: Task, last: Answers | None) -> dict[str, Any
             (
                 tables.share(item["confidence"]),
                 tables.share(item["accuracy"]),
-                tables.interval_text(item["interval"]),
+                tables.interval_text(item["interval"], 1.0),
                 f"{item['rows']:,}",
             )
             for item in calibrated["bins"]

@@ -89,7 +89,7 @@ def _head(info: RunInfo) -> dict[str, Any]:
     cards: list[dict[str, str]] = []
     value = figures.get(ALL, {}).get(monitored, math.nan)
     if math.isfinite(value):
-        ends = tables.interval_text(results.interval(ALL, monitored))
+        ends = tables.interval_text(results.interval(ALL, monitored), value)
         parts = [f"of the {results.answers}, which answers"] if results.answers else []
         note = "; ".join([*parts, *([f"95%: {ends}"] if ends else [])])
         cards.append(

@@ -102,6 +102,7 @@ def metrics_table(results: Results, about: str) -> dict[str, Any]:
                 figures[row].get(name),
                 results.interval(row, name),
                 scale if name == monitored else None,
+                results.largest(name),
             )
             for name in metrics
         ]
@@ -122,7 +123,7 @@ def class_rows(figures: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any
             "rows": f"{figure['rows']:,}",
             "precision": share(figure["precision"]),
             "recall": share(figure["recall"]),
-            "f1": _cell(figure["f1"], figure["interval"], (0.0, 1.0)),
+            "f1": _cell(figure["f1"], figure["interval"], (0.0, 1.0), 1.0),
         }
         for figure in shown
     ]
@@ -182,17 +183,26 @@ def share(value: float) -> str:
     return "–" if math.isnan(value) else number(value, 1)
 
 
-def interval_text(ends: Interval | None) -> str:
-    """Return an interval, such as "0.9123 to 0.9409"; "" if there is none."""
-    return "" if ends is None else f"{number(ends[0])} to {number(ends[1])}"
+def interval_text(ends: Interval | None, largest: float) -> str:
+    """Return an interval, such as "0.9123 to 0.9409"; "" if there is none.
+
+    Args:
+        ends: The interval.
+        largest: The largest number beside it, which has as many decimals.
+    """
+    return "" if ends is None else f"{number(ends[0], largest)} to {number(ends[1], largest)}"
 
 
 def _cell(
-    value: float | None, ends: Interval | None, scale: tuple[float, float] | None
+    value: float | None,
+    ends: Interval | None,
+    scale: tuple[float, float] | None,
+    largest: float,
 ) -> Cell | None:
     if value is None or not math.isfinite(value):
         return None
-    cell: Cell = {"value": number(value), "interval": interval_text(ends), "position": None}
+    shown = number(value, largest)
+    cell: Cell = {"value": shown, "interval": interval_text(ends, largest), "position": None}
     if scale is None:
         return cell
 

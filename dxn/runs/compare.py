@@ -130,7 +130,7 @@ def _print_rows(
 def _figure(value: float | None, ends: tuple[float, float] | None) -> str:
     if value is None:
         return ""
-    interval = interval_text(ends)
+    interval = interval_text(ends, value)
     return f"{number(value)} ({interval})" if interval else number(value)
 
 

@@ -110,4 +110,6 @@ def reason_of(error: BaseException) -> str:
     parts = [str(cause) for cause in (error, error.__cause__) if cause is not None and str(cause)]
     # A cause can have the same message.
     text = " ".join(" ".join(dict.fromkeys(parts)).split()) or type(error).__name__
+    # The HTTP library adds a link to an encyclopedia.
+    text = text.partition(" For more information check: ")[0]
     return f"{status}{shorten(text, MAX_REASON)}"

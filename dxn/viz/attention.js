@@ -425,6 +425,7 @@ function draw(root, data) {
     marked.push([part, [n + i]]);
     return part;
   });
+  const withPlaces = new Set(tokens.filter(({ coords }) => coords).map(({ input }) => input));
   // Tokens that are shown as a list, because they have no coordinates or their kind of input has no picture.
   const extras = tokens.flatMap(({ coords, input }, i) => !coords || (kindOf[input] ?? "list") === "list" ? [i] : []);
   // Without weights of blocks, the list tells the shares, largest first.
@@ -450,9 +451,9 @@ function draw(root, data) {
     make(legend, "span", "0");
     styled(make(legend, "i", null), { background: heatBar });
     const most = make(legend, "span", null);
-    legends.push({ name, show: (total, largest) => {
+    legends.push({ name, show: (total, end, other) => {
       title.textContent = `${name === modality ? name : `${name} (${modality})`}: ${percent(total)} of the attention`;
-      most.textContent = `${percent(largest)} per ${unit}`;
+      most.textContent = `${percent(end)}${other > end ? " or more" : ""} per ${unit}`;
     } });
     return box;
   }
@@ -586,22 +587,24 @@ function draw(root, data) {
   function mark() {
     const token = chosen(), whole = token === null, reads = whole ? wholeShares : rowOf(token), any = reads !== null;
     const row = reads ?? new Float32Array(n);
-    const totals = {}, largest = {}, counts = {};
-    tokens.forEach(({ input }, i) => {
+    const totals = {}, scaled = {}, others = {};
+    tokens.forEach(({ input, coords }, i) => {
       totals[input] = (totals[input] ?? 0) + row[i];
-      largest[input] = Math.max(largest[input] ?? 0, row[i]);
-      counts[input] = (counts[input] ?? 0) + 1;
+      // Special tokens such as [CLS] often have most of the attention, and would leave the words without color.
+      const group = coords || !withPlaces.has(input) ? scaled : others;
+      (group[input] ??= []).push(row[i]);
     });
     // The shares have four digits, so that the sum of all of them is not exactly 1.
     for (const name in totals) if (Math.abs(totals[name] - 1) < .0005) totals[name] = 1;
     // Each input has its own scale. It reaches at least twice the mean: if all weights are equal, no token looks important.
-    const ends = Object.fromEntries(Object.keys(totals).map(name => [name, Math.max(largest[name], 2 * totals[name] / counts[name])]));
+    const endOf = values => Math.max(largestOf(values), 2 * values.reduce((a, b) => a + b, 0) / values.length);
+    const ends = Object.fromEntries(Object.entries(scaled).map(([name, values]) => [name, endOf(values)]));
     // The columns of a table have one token each, so that they are compared with each other.
-    const most = Math.max(...listed.map(({ name }) => largest[name] ?? 0));
+    const most = Math.max(...listed.map(({ name }) => largestOf(scaled[name] ?? [])));
     for (const { name } of listed.length > 1 ? listed : []) if (name in ends) ends[name] = most;
     const shares = Float32Array.from(row, (weight, i) => ends[tokens[i].input] ? weight / ends[tokens[i].input] : 0);
     for (const shade of shaders) shade(shares);
-    for (const { name, show } of legends) show(totals[name] ?? 0, ends[name] ?? 0);
+    for (const { name, show } of legends) show(totals[name] ?? 0, ends[name] ?? 0, largestOf(others[name] ?? []));
     for (const [element, all] of marked) element.classList.toggle("on", !whole && all.includes(token));
     const readers = answerNames.map((_, i) => !whole && token < n ? answerWeights()[i * n + token] : 0);
     const strongest = Math.max(...readers, 0);
@@ -610,7 +613,7 @@ function draw(root, data) {
       part.classList.toggle("shaded", strongest > 0);
     });
     for (const map of maps) map.mark(any ? token : null);
-    const noun = heading.answer ? "the answer" : "the model";
+    const noun = heading.reader ?? (heading.answer ? "the answer" : "the model");
     at("what").textContent = whole ? `What ${noun} attends to` : `What “${nameOf(token)}” attends to`;
     const text = at("reads");
     text.replaceChildren();

@@ -63,7 +63,8 @@ def attention_page(
         maps: One tensor (1, H, N, N) per block. Empty if only the decoder has attention.
         path: File to write.
         heading: The text at the top: "answer" in one line ("": none), "probabilities" of the most
-            probable classes, "sample", "model", and "note" about what has no attention.
+            probable classes, "sample", "model", "note" about what has no attention, and "reader",
+            whose attention it is (None: that of the answer).
         written: The T tokens of a generated text, and their cross-attention weights (L, H, T, N)
             for the L blocks and H heads of the decoder.
 

@@ -107,6 +107,7 @@ TABLES = {
     "a text with an equals sign": ({"text": "a=b {}"}, [], "predict"),
     "several tables": ({}, ["data.path=[texts.csv,texts.csv]", "data=table"], "predict"),
     "an encoder without attention": ({}, ["backbone=gru"], "predict"),
+    "files outside its folder": ({}, ["data.confine=false"], "predict"),
     "rows that cannot be read": ({}, ["data.on_bad=skip"], "predict"),
     "a model without answers": ({}, ["head=masked"], "embed"),
     "a language model": ({}, ["head=language", "backbone.causal=true"], "generate"),

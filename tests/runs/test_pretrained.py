@@ -5,6 +5,8 @@ import json
 import socket
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -98,7 +100,9 @@ def test_each_input_starts_from_its_encoder_and_is_used_like_any_other(folder, t
     printed = " ".join(capsys.readouterr().out.split())
     assert "photo: " in printed
     assert "title: " not in printed
-    assert "the attention is that inside the encoder of photo" in printed
+    assert "inside the encoder of photo, not that of the answer" in printed
+    page = (tmp_path / "attention" / "attention.html").read_text()
+    assert '"reader": "the encoder of photo"' in page
     assert main([*attend, "encoder=price"]) == 2
     assert "an encoder of its own, got price; this model has th" in capsys.readouterr().err
     assert main(["train", f"resume={run}", "trainer.epochs=3"]) == 0
@@ -277,6 +281,17 @@ def test_a_hub_that_does_not_answer_is_given_up(hub, folder, tmp_path, monkeypat
     output = " ".join(capsys.readouterr().out.split())
     assert output.count("random weights, because") == 1
     assert "did not answer within 0.1 seconds" in output or "timed out" in output
+
+
+def test_the_reason_of_a_server_that_is_no_hub_is_short(hub, folder, tmp_path, capsys, monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        train(folder, tmp_path / "run", *ONE_TEXT, "trainer.epochs=1")
+        server.shutdown()
+    output = " ".join(capsys.readouterr().out.split())
+    assert "the hub cannot be used (status 501: " in output
+    assert "For more information" not in output
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -379,6 +381,22 @@ def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path,
     reads = page.locator("#reads").inner_text()
     assert {"title (text): 49% of the attention", "body (text): 51% of the attention"} < {*headings}
     assert reads.startswith("title 49%, body 51%. ")
+
+
+@needs_chromium
+def test_special_tokens_with_most_of_the_attention_leave_the_words_their_colors(tmp_path, browser):
+    nan = math.nan
+    coords = torch.tensor([[[nan, nan], [0.0, 1], [1, 2]]])
+    tokens = replace(text_tokens(3), spans=(Span("text", "text", 0, 3, coords),))
+    view = view_of(tokens, ["[CLS]", "a", "b"], {"text": text("ab")})
+    path = tmp_path / "a.html"
+    attention_page(view, np.array([0.94, 0.01, 0.05]), maps_of(3), path, heading=HEADING)
+    page = opened(browser, path)
+    assert "6.0% or more per token" in page.locator(".legend").nth(1).inner_text()
+    colors = page.locator(".shaded").evaluate_all("all => all.map(one => one.style.background)")
+    hottest = ", ".join(str(int(HEAT_COLORS[-1][i : i + 2], 16)) for i in (1, 3, 5))
+    assert colors[0] == f"rgb({hottest})"
+    assert len({*colors}) == 3
 
 
 @needs_chromium

@@ -249,11 +249,7 @@ def print_results(results: Results) -> None:
         style = "bold" if metric == results.monitored else None
         heading = Text(printable(metric))
         table.add_column(heading, justify="right", style=style, overflow="fold")
-    # The largest absolute value of a metric determines its number of digits.
-    largest: dict[str, float] = {}
-    for metric in results.shown:
-        values = [abs(figures[row].get(metric, 0.0)) for row in figures]
-        largest[metric] = max(filter(math.isfinite, values), default=0.0)
+    largest = {metric: results.largest(metric) for metric in results.shown}
     for row, heading in results.headings().items():
         # A row can lack a metric, such as the loss of an input that its subset does not contain.
         cells = [

@@ -41,7 +41,8 @@ def resume(folder: Path, settings: Settings) -> str:
 
 def report_again(folder: Path, settings: Settings) -> str:
     """Return the command that writes the report of a run."""
-    return shlex.join(["dxn", "report", f"run={folder}", *code_options(settings)])
+    options = [*code_options(settings), *_data_options(settings)]
+    return shlex.join(["dxn", "report", f"run={folder}", *options])
 
 
 def code_options(settings: Settings) -> list[str]:
@@ -52,6 +53,12 @@ def code_options(settings: Settings) -> list[str]:
     used = {str(node["_target_"]).partition(".")[0] for _, node in nodes}
     installed = used.intersection(settings.trust) - set(settings.folder_trust)
     return [*named, f"trust=[{','.join(sorted(installed))}]"] if installed else named
+
+
+def _data_options(settings: Settings) -> list[str]:
+    """Return the options with which another command may read the data of a run."""
+    # A run folder from somebody else may not lead to any file, even if its own training could.
+    return [] if settings.values["data"].get("confine", True) else ["confine=false"]
 
 
 def sample_options(opened: Opened) -> list[str]:
@@ -91,7 +98,7 @@ def next_commands(run: Training) -> list[list[str]]:
             sample = []
         if sample and not obstacle_of(run.model, names):
             commands.append(["attend", *model, *sample])
-        commands.append(["evaluate", *model])  # which needs no new data
+        commands.append(["evaluate", *model, *_data_options(run.settings)])  # needs no new data
     verb, output = ("predict", "answers.csv") if run.task.has_answers else ("embed", "vectors.npy")
     if rows:
         commands.append([verb, *model, *rows, f"output={output}"])

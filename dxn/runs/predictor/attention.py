@@ -146,8 +146,8 @@ def _inside_encoder(predictor: Predictor, batch: Mapping[str, Any], name: str) -
     encoded = replace(encoded, spans=(*leading, replace(of_input, name=name)))
     maps = joined_windows([block.float() for block in maps], len(adapter.backbone.blocks))
     shares = token_shares(maps, encoded.mask, adapter.fusion.pool.kind)[0]
-    about = [f"the attention is that inside the encoder of {name}", limits_of(predictor)]
-    return Attention(maps, encoded, None, shares, limits="; ".join(filter(None, about)))
+    limits = f"the attention is that inside the encoder of {name}, not that of the answer"
+    return Attention(maps, encoded, None, shares, limits=limits)
 
 
 def joined_windows(maps: Sequence[Tensor], depth: int) -> list[Tensor]:
@@ -333,6 +333,7 @@ def draw_attention(
         "sample": viz.sample.describe_sample(sample),
         "model": model_name,
         "note": attention.limits,
+        "reader": encoder and f"the encoder of {encoder}",
     }
     folder.mkdir(parents=True, exist_ok=True)
     weights_of_words = None if written is None else (written.words, written.weights)
