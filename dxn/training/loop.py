@@ -728,6 +728,7 @@ class Fit:
             state.batch = 0
         self.log.epochs = self.num_epochs
         self.log.restore(state, {} if reason else pending)
+        self._say_what_is_left()
 
     @property
     def num_epochs(self) -> int:
@@ -793,7 +794,9 @@ class Fit:
     def is_finished(self) -> bool:
         """Whether no epoch is left."""
         has_epochs = self.state.epoch < self.trainer.epochs
-        return not has_epochs or self.is_out_of_time or self.patience_left <= 0
+        # An epoch that was interrupted is validated, even if none of its other steps fits.
+        has_time = self.state.batch > 0 or not self.is_out_of_time
+        return not (has_epochs and has_time) or self.patience_left <= 0
 
     @property
     def progress(self) -> float:
@@ -819,6 +822,20 @@ class Fit:
         grace = GRACE * seconds
         by_clock = (state.elapsed - grace) / max(seconds - grace, 1e-9)
         return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
+
+    def _say_what_is_left(self) -> None:
+        """Say how much of the time limit a resumed training has left."""
+        left = self.limit.of_training(self.seconds_of_validation) - self.state.elapsed
+        if math.isinf(left) or self.state.epoch >= self.trainer.epochs or self.patience_left <= 0:
+            return
+        if self.is_out_of_time:
+            rest = "; to train longer, set a higher trainer.max_minutes"
+        else:
+            rest = f", and {duration(left)} are left"
+        self.log.print(
+            f"note: the training has used {duration(self.state.elapsed)} of the time limit of "
+            f"{self.limit.about} before{rest}"
+        )
 
     def _say_if_too_slow(self) -> None:
         """Say once that the time limit will end the first epoch, as soon as the speed is known."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 from helpers.runs import SMALL, interrupt, log_of, metrics_of, refused, train
@@ -71,7 +72,7 @@ def test_a_patience_that_is_neither_a_number_of_epochs_nor_a_fraction_is_refused
     assert "trainer" in line and "patience must be a whole number of epochs or a fraction" in line
 
 
-def test_the_time_before_an_interruption_counts(table, tmp_path, clock, monkeypatch):
+def test_the_time_before_an_interruption_counts(table, tmp_path, clock, monkeypatch, capsys):
     options = [table, *OPTIONS, "trainer.epochs=200", "trainer.max_minutes=0.5"]
     with interrupt(monkeypatch, step=13):
         assert main(["train", *options, f"run={tmp_path / 'run'}"]) != 0
@@ -79,6 +80,25 @@ def test_the_time_before_an_interruption_counts(table, tmp_path, clock, monkeypa
     # 30 seconds: three epochs of eight batches, a validation and a checkpoint.
     assert metrics["epochs"] <= 4
     assert metrics["train_seconds"] <= 30
+    output = capsys.readouterr().out
+    assert re.search(
+        r"has used \d+ s of the time limit of 30 s .*before, and \d+ s are left", output
+    )
+
+
+def test_an_interrupted_epoch_is_validated_if_no_time_is_left(
+    table, tmp_path, clock, monkeypatch, capsys
+):
+    run = tmp_path / "run"
+    with interrupt(monkeypatch, step=5):  # of eight steps
+        often = ["trainer.epochs=200", "trainer.checkpoint_minutes=1e-9"]
+        assert main(["train", table, *OPTIONS, *often, f"run={run}"]) != 0
+    metrics = train(run, f"resume={run}", "trainer.max_minutes=0.05")
+    assert metrics["epochs"] == 1
+    output = capsys.readouterr().out
+    assert "to train longer, set a higher trainer.max_minutes" in output
+    # More minutes continue the training.
+    assert train(run, f"resume={run}", "trainer.max_minutes=1")["epochs"] > 1
 
 
 def test_reading_counts_and_the_rest_is_shared(table, tmp_path, monkeypatch, capsys, clock):
