@@ -154,6 +154,7 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     for name, adapter in predictor.adapters.items():
         make = INPUTS.get(adapter.modality)
         recipes[name] = {} if make is None else make(adapter.tokenizer)
+        recipes[name]["required"] = name in task.target.required
         if task.target.words and adapter.reader.words:
             recipes[name]["words"] = task.target.words
     return recipes
@@ -229,11 +230,6 @@ def check_exportable(predictor: Predictor) -> None:
         raise UserError(
             "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
             " cannot be exported; use dxn predict or dxn serve"
-        )
-    if predictor.task.target.is_pair:
-        raise UserError(
-            "export: a model with head.pair, which joins two texts, cannot be exported; use dxn "
-            "predict or dxn serve"
         )
     modules = predictor.network.modules()
     if any(isinstance(module, TiledHead) and module.tile for module in modules):

@@ -117,10 +117,10 @@ class Windows:
             used = self.question_tokens(batch[self.question]["mask"].sum(1))
             longest = self._size(batch[self.question], self.max_question)
         column = zero + len(self.lead) + used + (len(self.middle) if longest else 0)
+        room = self.room(used) + zero
         # A graph has one window. So has a batch without a long text, whose lengths are not read.
         if torch.compiler.is_exporting() or self._size(part) <= self.room(longest):
-            return [WindowTokens(zero, count, column, zero == 0)]
-        room = self.room(used) + zero
+            return [WindowTokens(zero, torch.minimum(count, room), column, zero == 0)]
         step = self.step(room)
         rest = (count - room).clamp(min=0)
         last = (rest + step - 1) // step  # number of the last window
@@ -144,17 +144,15 @@ class Windows:
         """Return a batch with a window instead of the text, and without a question in it."""
         part = batch[self.context]
         mask = part["mask"]
-        # A graph is for any sizes. The program that uses it cuts the text.
-        is_graph = torch.compiler.is_exporting()
-        is_short = is_graph or mask.shape[1] <= self.max_len
+        # A graph is for any sizes, and reads one window.
+        is_short = torch.compiler.is_exporting() or mask.shape[1] <= self.max_len
         if not self.lead and not self.tail and is_short:
             return {**batch, self.context: {**part, WINDOW: place}}
         is_joined = self._is_joined(batch)
         width = len(self.lead) + self._size(part) + len(self.tail)
         if is_joined:
             width += self._size(batch[self.question], self.max_question) + len(self.middle)
-        if not is_graph:
-            width = min(width, self.max_len)
+        width = torch.sym_min(width, self.max_len)  # as min, and in a graph for any sizes
         columns = torch.arange(width, device=mask.device)[None]
         at = columns - place.column[:, None]
         index = (at + place.start[:, None] + len(self.lead)).clamp(0, mask.shape[1] - 1)

@@ -1,11 +1,12 @@
 """Question answering with the weights of BERT, DistilBERT and RoBERTa, beside transformers."""
 
+import itertools
 import json
 
 import pytest
 import torch
 import transformers
-from helpers.exports import assert_answers_are_equal
+from helpers.exports import assert_answers_are_equal, exported
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import dxn
@@ -262,3 +263,9 @@ def test_a_model_of_text_pairs_is_trained_and_saved(peer, tmp_path):
     assert isinstance(model.predict(a="Lima", b="York")["prediction"], float)
     with pytest.raises(UserError, match="no value of the input b"):
         model.predict(a="Lima")
+    with exported(tmp_path / "run", tmp_path / "exported") as (_, answer):
+        for a, b in itertools.product(("Lima", LONG), repeat=2):
+            expected = model.predict(a=a, b=b)["prediction"]
+            assert answer({"a": a, "b": b})["prediction"] == pytest.approx(expected, abs=1e-4)
+        with pytest.raises(SystemExit, match="b: missing"):
+            answer({"a": "Lima"})

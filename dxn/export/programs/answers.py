@@ -25,17 +25,11 @@ def lines(
         arrays: Prepared inputs of the samples.
         about: Content of preprocess.json.
         sample: Raw values of the first sample by the name of the input.
-
-    Raises:
-        SystemExit: If the text is missing, or a question that is in the same sequence.
     """
     options = about["outputs"]
-    context, question = options["input"], options["question"]
+    context = options["input"]
     if not sample:
         return [f"write the inputs as NAME=VALUE, such as {context}=..."]
-    for name in filter(None, (context, question)):
-        if name not in sample:
-            raise SystemExit(f"{name}: missing")
     text = sample[context]
     first, last, score = best(run, arrays, options)
     if first < 0:

@@ -42,7 +42,7 @@ def prepare_sample(
 
     Raises:
         SystemExit: If an input is unknown, cannot be read, or can only be prepared with dxn, or if
-            all inputs are missing.
+            all inputs are missing, or one that the model needs for each answer.
     """
     arrays: dict[str, np.ndarray] = {}
     unknown = sample.keys() - about["inputs"].keys()
@@ -70,6 +70,9 @@ def prepare_sample(
         raise SystemExit(
             f"all inputs are missing; give at least one of {', '.join(about['inputs'])}"
         )
+    for name, options in about["inputs"].items():
+        if options["required"] and f"{name}.present" not in arrays:
+            raise SystemExit(f"{name}: missing; this model needs it for each answer")
     # The graph ignores an input that the sample does not have, but its values and sizes must be
     # valid: they are those of an example.
     with np.load(HERE / "example.npz") as file:
