@@ -121,6 +121,28 @@ def test_the_pooling_is_that_of_the_folder(name, tmp_path):
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
+def test_a_column_with_any_name_is_embedded_and_a_choice_is_asked_for(tmp_path, capsys):
+    folder = save_model(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    vectors = embedded(tmp_path, TEXTS, f"weights={folder}")
+    path, output = tmp_path / "table.csv", tmp_path / "vectors.npy"
+    command = ["embed", f"weights={folder}", f"input={path}", f"output={output}", "dtype=float32"]
+    answers = [f"{text} is the answer" for text in TEXTS]
+    columns = {"price": ["1.5", "2", "4"], "review": TEXTS, "answer": answers}
+    for names, option, error in [
+        ("price review", "", ""),
+        ("price answer review", "columns.text=review", ""),
+        ("price answer review", "", "columns that fit text: answer, review; choose, for example"),
+        ("price", "", "no column fits an input of this model (text); not used: price (numbers)"),
+        ("price", "columns.txt=price", "columns.txt: must be an input of this model"),
+    ]:
+        lines = zip(*(columns[name] for name in names.split()), strict=True)
+        path.write_text("\n".join([names.replace(" ", ","), *map(",".join, lines)]))
+        assert main([*command, *filter(None, [option])]) == (2 if error else 0)
+        assert error in capsys.readouterr().err
+        if not error:
+            np.testing.assert_allclose(np.load(output), vectors, atol=1e-5)
+
+
 def test_all_modules_and_settings_of_the_texts_have_an_effect(tmp_path):
     folder = save_model(
         tmp_path / "m",

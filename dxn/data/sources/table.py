@@ -360,11 +360,9 @@ def rows_of_table(
     if isinstance(path, Table):
         whole = path
     else:
-        paths = paths_by_split(path, {}, "input", confine=outside)
-        files = [*chain.from_iterable(paths.values())]
         known = [spec.column for spec in inputs.values()]
         known += [] if target is None else target.split(JOINED)
-        whole = _read(files, known, sep=sep, encoding=encoding, sheet=sheet, prefix="")
+        whole = new_table(path, known, sep=sep, encoding=encoding, sheet=sheet, confine=confine)
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     whole = with_positions(whole)
@@ -395,6 +393,33 @@ def rows_of_table(
         if group is not None and groups is None:
             notes.append(without_groups(group))
     return replace(rows, ids=ids, groups=groups)
+
+
+def new_table(
+    path: str | Sequence[str],
+    known: Collection[str] = (),
+    *,
+    sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+    confine: bool = True,
+) -> Table:
+    """Read the new rows of the option `input`, see `rows_of_table`.
+
+    Args:
+        path: A table, a list of tables, or a folder with one table.
+        known: Columns of the data set that a model was trained on.
+        sep: Separator of CSV cells.
+        encoding: Encoding of text files.
+        sheet: Name of the sheet of an Excel file.
+        confine: Whether to refuse links that lead out of the folder.
+
+    Raises:
+        UserError: If the table cannot be read.
+    """
+    paths = paths_by_split(path, {}, "input", confine="confine" if confine else None)
+    files = [*chain.from_iterable(paths.values())]
+    return _read(files, known, sep=sep, encoding=encoding, sheet=sheet, prefix="")
 
 
 def _possible_targets(options: TableOptions, columns: Iterable[str]) -> list[str]:

@@ -241,7 +241,7 @@ def plan(
         return reading, sources, list(rows.origin), len(rows)
     # The first table determines the columns of all of them.
     reading_options = {n: value for n, value in options.items() if n not in ("columns", "keep")}
-    inputs, names = inputs.with_columns(tables[0], options["columns"], **reading_options)
+    inputs, names = inputs.with_columns(tables[0], options["columns"], only, **reading_options)
     only = only or names
     first = inputs.rows(tables[0], only=only, **options)
     options["keep"] = list(first.ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from dxn.tokenize.cells.cell_values import is_null, plain_value
 if TYPE_CHECKING:
     from dxn.data.rows import InputSpec, OnBad, Rows, Source
     from dxn.data.series.layouts import Layout
+    from dxn.data.tables.read import Table
 
 MAX_NAMES = 3  # files in a message
 MAX_PRINTED_COLUMNS = 12
@@ -205,10 +207,14 @@ class ModelInputs:
             only: Names of the inputs that are used. The table may lack the others. Default: all.
             **options: The options sep, encoding, sheet and confine.
         """
-        from dxn.data.sources.table import rows_of_table
+        from dxn.data.sources.table import new_table, rows_of_table
         from dxn.tokenize.column_profile import by_modality
 
-        specs = self.specs if self.columns else self._inferred(path, columns, options)
+        specs = self.specs
+        if not self.columns:
+            # Read once, for the inference and for its rows.
+            path = new_table(path, **options)
+            specs = self._inferred(path, columns, only)
         notes: list[str] = []
         rows = rows_of_table(
             path,
@@ -232,50 +238,80 @@ class ModelInputs:
         return rows
 
     def with_columns(
-        self, path: str, renamed: Mapping[str, str], **options: Any
+        self,
+        path: str,
+        renamed: Mapping[str, str],
+        only: Sequence[str] | None = None,
+        **options: Any,
     ) -> tuple[ModelInputs, Sequence[str] | None]:
         """Infer the columns of a public checkpoint from one of several tables.
 
         Args:
             path: The table.
             renamed: Columns with other names.
+            only: Names of the inputs that are used. Default: all.
             **options: The options sep, encoding, sheet and confine.
 
         Returns:
             The inputs with their columns, and the names of those that the table has. None: it must
             have all of them, because they are known from the training.
         """
+        from dxn.data.sources.table import new_table
+
         if self.columns:
             return self, None
-        specs = self._inferred(path, renamed, options)
+        specs = self._inferred(new_table(path, **options), renamed, only)
         columns = {name: spec.column for name, spec in specs.items()}
         return replace(self, columns=columns), list(specs)
 
     def _inferred(
-        self, path: Any, renamed: Mapping[str, str], options: Mapping[str, Any]
-    ) -> Mapping[str, InputSpec]:
-        """Return the columns of a table that fit the inputs of a public checkpoint.
+        self, table: Table, renamed: Mapping[str, str], only: Sequence[str] | None
+    ) -> dict[str, InputSpec]:
+        """Return the column of a table that each input of a public checkpoint is read from.
+
+        A column with the name of an input is this input. Otherwise, it is the only column that fits
+        the input. The table may lack some of the inputs.
 
         Raises:
-            UserError: If several columns fit an input.
+            UserError: If no column fits any input, several columns or inputs fit each other, or a
+                key of `renamed` is no input.
         """
-        from dxn.data.sources.table import table
+        from dxn.data.columns.infer import infer_columns
+        from dxn.data.rows import InputSpec
+        from dxn.data.tables.read import column_name
         from dxn.tokenize.column_profile import by_modality
 
         readers = self.readers
-        chosen: Any = {readers[n].modality: c for n, c in renamed.items() if n in readers}
-        source = table(path, readers=by_modality(readers), fractions=None, **options, **chosen)
-        # If several columns fit a modality, the inputs have the names of these columns. A column
-        # that has the name of the input is chosen.
-        inputs = {name: spec for name, spec in source.inputs.items() if name in readers}
-        named = {spec.modality for spec in inputs.values()}
-        others = (n for n, spec in source.inputs.items() if n not in inputs)
-        if unknown := [n for n in others if source.inputs[n].modality not in named]:
+        if unknown := [name for name in renamed if name not in readers]:
             raise UserError(
-                f"input: several columns fit the inputs of this model ({', '.join(readers)}): "
-                f"{', '.join(unknown)}; choose one, columns.{next(iter(readers))}={unknown[0]}"
+                f"columns.{unknown[0]}: must be an input of this model, which are "
+                f"{', '.join(readers)}"
             )
-        return inputs
+        columns = {name: column_name(str(renamed[name])) for name in readers if name in renamed}
+        used = [name for name in readers if only is None or name in only]
+        columns |= {n: n for n in used if n not in columns and n in table.columns}
+        fitting: dict[str, list[str]] = {}
+        notes: list[str] = []
+        if any(name not in columns for name in used):
+            free = [name for name in table.columns if name not in columns.values()]
+            infer_columns(table, free, by_modality(readers), fitting, [], (), notes)
+        for modality, found in fitting.items():
+            names = [n for n in used if n not in columns and readers[n].modality == modality]
+            if len(names) == len(found) == 1:
+                columns[names[0]] = found[0]
+            elif names:
+                pairs = zip_longest(names, found[: len(names)], fillvalue="COLUMN")
+                options = " ".join(f"columns.{name}={column}" for name, column in pairs)
+                raise UserError(
+                    f"{table.name}: columns that fit {', '.join(names)}: {', '.join(found)}; "
+                    f"choose, for example {options}"
+                )
+        if not columns:
+            raise UserError(
+                f"{table.name}: no column fits an input of this model ({', '.join(used)}); "
+                f"{'; '.join(notes)}; choose one, columns.{used[0]}=COLUMN"
+            )
+        return {name: InputSpec(column, readers[name].modality) for name, column in columns.items()}
 
     def _files(self, files: Sequence[str], path: str, root: Path | None) -> Rows:
         """Return one row per file, for the input that reads files of its kind.
