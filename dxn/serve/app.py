@@ -27,7 +27,16 @@ from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import BASE64, value_data
-from dxn.serve.schema import GENERATED, INPUTS, PROMPT, RESULTS, Body, CreationBody, GenerationBody
+from dxn.serve.schema import (
+    GENERATED,
+    INPUTS,
+    PROMPT,
+    RESULTS,
+    AttentionBody,
+    Body,
+    CreationBody,
+    GenerationBody,
+)
 from dxn.serve.service import Service
 from dxn.viz.page import SCRIPT
 
@@ -82,8 +91,6 @@ def make_app(
     def operation(path: str, kind: str) -> None:
         async def answer(request: Request, body: Body) -> Response:
             samples = body.samples
-            if kind == ATTEND and len(samples) > 1:
-                raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
             prepared, results = await while_connected(request, service.answer(kind, samples))
             for i, result in enumerate(results if kind == PREDICT else ()):
                 if note := prepared.note(i, predictor.tokenizers):
@@ -91,6 +98,14 @@ def make_app(
             return json_answer({RESULTS: results})
 
         post(path, answer)
+
+    async def attend(request: Request, body: AttentionBody) -> Response:
+        samples = body.samples
+        if len(samples) > 1:
+            raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
+        answer = service.answer((ATTEND, body.encoder), samples)
+        _, results = await while_connected(request, answer)
+        return json_answer({RESULTS: results})
 
     def lacks(path: str, advice: str) -> None:
         async def refuse(request: Request) -> Response:
@@ -104,7 +119,7 @@ def make_app(
     else:
         lacks("/predict", "POST /embed" + " or POST /generate" * facts["generates"])
     operation("/embed", EMBED)
-    operation("/attend", ATTEND)
+    post("/attend", attend)
     if facts["generates"]:
         generate = _create if predictor.task.creates else _generate
         post("/generate", partial(generate, service=service))

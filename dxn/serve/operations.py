@@ -23,8 +23,9 @@ from dxn.viz.sample import SampleView
 
 PREDICT = "predict"
 EMBED = "embed"
-ATTEND = "attend"
-WRITE = "write"  # for samples, a kind together with the options that a batch has in common
+# For samples, a kind together with the options that a batch has in common.
+ATTEND = "attend"  # with the input whose encoder is drawn, or None
+WRITE = "write"
 
 
 class Operations:
@@ -46,8 +47,8 @@ class Operations:
             return self._by_job(jobs, self._predict)
         if kind == EMBED:
             return self._by_job(jobs, self._embed)
-        if kind == ATTEND:
-            return [attention_of(self.predictor, job.content) for job in jobs]
+        if isinstance(kind, tuple) and kind[0] == ATTEND:
+            return [attention_of(self.predictor, job.content, kind[1]) for job in jobs]
         return self._write(jobs)
 
     def _by_job(
@@ -157,15 +158,22 @@ def _merged(parts: Sequence[Prepared]) -> Prepared:
 
 
 @torch.inference_mode()
-def attention_of(predictor: Predictor, prepared: Prepared) -> Attention:
+def attention_of(predictor: Predictor, prepared: Prepared, encoder: str | None) -> Attention:
     """Return the attention of a model on a sample, without the maps of each block.
+
+    Args:
+        predictor: The model.
+        prepared: The sample.
+        encoder: See `attention_on`.
 
     Raises:
         UserError: If the model has no attention that can be drawn, or the sample is too long.
     """
     # dxn attend has no such limit, but a request must not fill the memory.
     batch = to_device(prepared.collate(prepared.items[:1]), predictor.device)
-    attention = attention_on(predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS)
+    attention = attention_on(
+        predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS, encoder=encoder
+    )
     return replace(attention, maps=[])
 
 

@@ -20,6 +20,7 @@ from dxn.core.errors import UserError
 from dxn.core.schema import SENTENCES
 from dxn.core.untrusted import shortened
 from dxn.models.decoding.search import Sampler
+from dxn.runs.predictor.attention import encoders_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import MAX_SCALE, MAX_SEED, Writer, make_samplers, usual_sampling
 from dxn.serve.answers import KINDS, Refusal
@@ -147,6 +148,16 @@ class CreationBody(Body, Sampling):
     seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
 
 
+class AttentionBody(Body):
+    """The body of a request for the attention on a sample."""
+
+    encoder: str | None = Field(
+        None,
+        description="Input with an encoder of its own, for the attention inside this encoder "
+        "(default: that of the backbone that all inputs share).",
+    )
+
+
 class Problem(BaseModel):
     """What is wrong with a request."""
 
@@ -231,7 +242,7 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
         most = max(options.max_new, writer.language.max_len if writer.language else 1)
         limited = Field(options.max_new, ge=1, le=most, description=field.description)
         keys["max_new"] = (int, limited)
-    base = Body
+    base = AttentionBody if path == "/attend" else Body
     if writes:
         base = CreationBody if predictor.task.creates else GenerationBody
     return create_model(f"{path[1:].title()}Body", __base__=base, **keys)
@@ -366,6 +377,7 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
         "predicts": predictor.task.has_answers,
         "generates": generates,
         "creates": creates,
+        "encoders": encoders_of(predictor),
         "takes_prompt": generates and writer.takes_prompt,
     }
 

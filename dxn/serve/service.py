@@ -17,7 +17,7 @@ from dxn.runs.predictor.writing import Text
 from dxn.serve.answers import busy, timed_out
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import ATTEND, WRITE, Operations, WritingSteps, attention_data
+from dxn.serve.operations import WRITE, Operations, WritingSteps, attention_data
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light
 
@@ -96,7 +96,7 @@ class Service:
                     job = self.engine.submit(kind, prepared, len(prepared))
                     hand_over(job)
                     result = await _result(job)
-                    if kind == ATTEND:
+                    if isinstance(result, Attention):
                         result = await self._drawn(prepared, result)
                     return prepared, result
             except TimeoutError:

@@ -14,6 +14,7 @@ import torch
 import yaml
 from helpers.checkpoints import save_peer, words_of_bert
 from helpers.hub import stand_in
+from helpers.serving import client_of
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -105,6 +106,15 @@ def test_each_input_starts_from_its_encoder_and_is_used_like_any_other(folder, t
     assert '"reader": "the encoder of photo"' in page
     assert main([*attend, "encoder=price"]) == 2
     assert "an encoder of its own, got price; this model has th" in capsys.readouterr().err
+    with client_of(model) as client:
+        assert client.get("/model").json()["encoders"] == ["title", "photo"]
+        request = {"inputs": {"title": "w5 w6", "price": 1}}
+        (shared,) = client.post("/attend", json=request).json()["results"]
+        assert {each["input"] for each in shared["tokens"]} >= {"title", "price"}
+        (inside,) = client.post("/attend", json={**request, "encoder": "title"}).json()["results"]
+        assert {each["input"] for each in inside["tokens"]} == {"title"}
+        refused = client.post("/attend", json={**request, "encoder": "photo"})
+        assert "encoder: the sample has no photo" in refused.json()["error"]["message"]
     assert main(["train", f"resume={run}", "trainer.epochs=3"]) == 0
     assert main(["export", f"run={run}", f"output={tmp_path / 'export'}"]) == 0
     assert (tmp_path / "export" / "model.onnx").exists()

@@ -86,7 +86,7 @@ def attention_on(
         predictor: The model.
         batch: A batch with one sample, on the device of the model.
         names: Names of the inputs that the sample has.
-        max_weights: Largest number of attention weights of the encoder, which take 4 bytes each.
+        max_weights: Largest number of attention weights that are computed, which take 4 bytes each.
             Default: no limit.
         encoder: Name of an input with an encoder of its own, inside which the attention is
             computed. Default: the attention of the backbone that all inputs share.
@@ -96,7 +96,7 @@ def attention_on(
             the input has no encoder.
     """
     if encoder is not None:
-        return _inside_encoder(predictor, batch, encoder)
+        return _inside_encoder(predictor, batch, encoder, max_weights)
     model = predictor.model
     writes = predictor.task.writes
     backbone = _backbone_of(model, names)
@@ -123,7 +123,9 @@ def encoders_of(predictor: Predictor) -> list[str]:
     return [name for name, adapter in adapters if isinstance(adapter, EncodedAdapter)]
 
 
-def _inside_encoder(predictor: Predictor, batch: Mapping[str, Any], name: str) -> Attention:
+def _inside_encoder(
+    predictor: Predictor, batch: Mapping[str, Any], name: str, max_weights: int | None
+) -> Attention:
     """Compute the attention inside the encoder of an input, on one sample."""
     names = encoders_of(predictor)
     if name not in names:
@@ -134,11 +136,13 @@ def _inside_encoder(predictor: Predictor, batch: Mapping[str, Any], name: str) -
         )
     batch = predictor.model.first_part(batch)
     if name not in batch:
-        raise UserError(f"encoder: the sample has no {name}; set input.{name}=...")
+        raise UserError(f"encoder: the sample has no {name}; add it")
     adapter = predictor.adapters[name]
     if not isinstance(adapter.backbone, Backbone) or not len(adapter.backbone.blocks):
         raise UserError(f"encoder: the encoder of {name} has no attention")
     embedded = adapter.adapter(batch[name])
+    if max_weights is not None:
+        _check_size(adapter.backbone, embedded.x.shape[1], max_weights)
     with recorded(adapter.backbone) as maps:
         encoded, _ = encode_input(embedded, adapter.adapter, adapter.fusion, adapter.backbone)
     # The class tokens and registers before the input keep their name.

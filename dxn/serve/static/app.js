@@ -30,6 +30,8 @@ async function start() {
   fields = model.inputs.map(input => makeField(at("fields"), input, update));
   if (model.generates) addOptions();
   at("attend").parentElement.hidden = !attends();
+  at("encoder").hidden = !attends() || !model.encoders.length;
+  for (const name of model.encoders) make(at("encoder"), "option", plain(`inside the encoder of ${name}`), { value: name });
   model.examples.forEach(addExample);
   at("examples").hidden = !model.examples.length;
   at("main").hidden = false;
@@ -166,7 +168,8 @@ async function generate(values, options, signal) {
 async function attend(values, signal) {
   const box = at("attention");
   try {
-    const { results } = await request("attend", { values, signal });
+    const encoder = at("encoder").value;
+    const { results } = await request("attend", { values, options: encoder ? { encoder } : {}, signal });
     box.replaceChildren();
     make(box, "h3", "What the model attends to");
     make(box, "dxn-attention", null).data = results[0];

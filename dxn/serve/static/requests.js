@@ -17,7 +17,7 @@ function bodyOf(values, options) {
     return { body: JSON.stringify({ inputs: [values], ...options }), headers: { ...headers(), "Content-Type": "application/json" } };
   const form = new FormData();
   for (const [name, value] of Object.entries(values)) form.append(name, value);
-  for (const [name, value] of Object.entries(options)) form.append(name, String(value));
+  for (const [name, value] of Object.entries(options)) form.append(name, JSON.stringify(value));
   return { body: form, headers: headers() };
 }
 
