@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from operator import call
 from pathlib import Path
@@ -288,7 +289,7 @@ class Fit:
             Interrupted: After SIGTERM, SIGUSR1, SIGHUP or Ctrl+C. A checkpoint has been saved.
         """
         self.limit = limit or self.limit
-        self.log.limit = self.limit.of_training(0.0)
+        self.state.before = self.limit.before
         with stop_signals() as self.signals:
             # An interrupted training must also remove its progress bar.
             try:
@@ -300,6 +301,7 @@ class Fit:
                 elif self.hardware.is_main:
                     # That of a training that stopped before its first checkpoint.
                     self.log.path.unlink(missing_ok=True)
+                self.log.limit = self.limit.of_training(0.0)
                 if self.trainer.trackers and self.hardware.is_main:
                     from dxn.training.trackers import TrackerSink
 
@@ -710,6 +712,10 @@ class Fit:
         )
         self.saved_at = monotonic()
         state = self.state
+        # Vectors of encoders are computed at the first start only. A training that the time limit
+        # has ended must not go on because the next start takes less time.
+        state.before = max(state.before, self.limit.before)
+        self.limit = replace(self.limit, before=state.before)
         # A resume with other options, such as a lower learning rate, gets all attempts again.
         state.skipped_in_row = 0
         reason = ""

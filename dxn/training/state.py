@@ -50,6 +50,7 @@ class State(Strict):
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
+        before: Time from the start of the command until the training started, in seconds.
         validation: Longest time that a validation and its checkpoint took, in seconds.
     """
 
@@ -76,6 +77,7 @@ class State(Strict):
     worse: Count = 0
     seconds: Seconds = 0.0
     elapsed: Seconds = 0.0
+    before: Seconds = 0.0
     validation: Seconds = 0.0
 
     @property

@@ -103,7 +103,7 @@ def test_an_interrupted_epoch_is_validated_if_no_time_is_left(
 
 def test_reading_counts_and_the_rest_is_shared(table, tmp_path, monkeypatch, capsys, clock):
     # The table takes 40 s to read. Of the 20 s that are left, a quarter is for the baseline.
-    moments = iter([0.0, 40.0])
+    moments = iter([0.0, 40.0, 0.0, 1.0])
     monkeypatch.setattr("dxn.runs.train.perf_counter", lambda: next(moments))
     monkeypatch.setattr("dxn.stacking.train.MAX_ROWS", 200)
     options = [table, *OPTIONS, "baseline=auto", "trainer.epochs=200", "trainer.patience=0"]
@@ -115,6 +115,8 @@ def test_reading_counts_and_the_rest_is_shared(table, tmp_path, monkeypatch, cap
     assert any(line.startswith("note: the baseline learns from 50 of 88 rows") for line in lines)
     assert any(line.startswith("baseline: ") for line in lines)
     assert metrics["epochs"] == 2  # of eight batches, a validation and a checkpoint
+    # It has the same time if the next start is faster.
+    assert train(tmp_path / "run", f"resume={tmp_path / 'run'}")["epochs"] == 2
 
 
 def test_each_part_has_its_share_of_the_limit():
