@@ -96,7 +96,8 @@ class VectorStore:
         path = folder / PLACES
         table = np.fromfile(path, PLACE) if path.exists() else np.empty(0, PLACE)
         # A process that was killed can have written places without their vectors.
-        size = (folder / VECTORS).stat().st_size if len(table) else 0
+        vectors = folder / VECTORS
+        size = vectors.stat().st_size if vectors.exists() else 0
         stops = table["stop"].astype(np.int64)
         is_whole = stops * self.bytes_per_vector <= size
         table = table[: len(table) if is_whole.all() else int(is_whole.argmin())]

@@ -50,7 +50,8 @@ def encoded_once(run: Training) -> dict[str, Opened]:
             continue
         if adapter.tokenizer.is_random:
             continue
-        if set(names) & set(run.task.target.prepared_inputs):
+        # Two texts that are one sequence are encoded together.
+        if run.task.target.is_pair or set(names) & set(run.task.target.prepared_inputs):
             continue
         # One process computes, and all read its file.
         columns = from_first(partial(_encoded, run, key, names, adapter, limit))

@@ -450,6 +450,7 @@ def _read(key: str, found: Source, settings: Settings) -> PublicModel:
     if public.adapter_key(key, found.modality) is None:
         has = ", ".join(public.architecture.adapters)
         raise UserError(
-            f"pretrained.{key}: {found.name} reads {has}, and the input is a {found.modality}"
+            f"pretrained.{key}: {found.name} reads {has}, and the input is of the modality "
+            f"{found.modality}"
         )
     return public

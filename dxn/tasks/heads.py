@@ -14,6 +14,7 @@ from dxn.core.tokens import Tokens
 from dxn.models.losses import unit
 from dxn.tasks.space import Batch
 from dxn.tasks.windows import Windows
+from dxn.tokenize.base import ADDED
 
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -158,8 +159,8 @@ class PairPreHead(PreHead):
 
     def add_segments(self, part: dict[str, Any]) -> None:
         """Add the embeddings to the batch of a sequence, unless it has them already."""
-        if "segments" in part and "added" not in part:
-            part["added"] = self.segments(part["segments"])
+        if "segments" in part and ADDED not in part:
+            part[ADDED] = self.segments(part["segments"])
 
 
 class PairHead(LinearHead):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Span, Tokens, join
 from dxn.core.windows import encode_input
-from dxn.tokenize.base import ENCODED, NUM_REAL, Adapter
+from dxn.tokenize.base import ADDED, ENCODED, NUM_REAL, Adapter
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
@@ -175,10 +175,12 @@ class EncodedAdapter(Adapter):
             span = Span(self.modality, self.modality, 0, x.shape[1], partial(_nowhere, mask))
             columns = Tokens(x, mask, (span,), batch[NUM_REAL])
         else:
-            columns = self.encode(batch)
+            columns = self.encode({name: batch[name] for name in batch if name != ADDED})
         x = self.up(columns.x)
         if self.down is not None:
             x = self.down(F.gelu(x))
+        if ADDED in batch:  # of the width D of the model, which is not that of the encoder
+            x = x + batch[ADDED].to(x.dtype)
         return columns.with_x(x)
 
 

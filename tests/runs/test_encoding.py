@@ -116,6 +116,11 @@ def test_damaged_and_interrupted_files_are_repaired(folder, tmp_path, cache, cap
     capsys.readouterr()
     after = train(folder, tmp_path / "second")
     assert " of " in capsys.readouterr().out.partition("values once")[0]
+    for path in cache.glob("*/vectors"):
+        path.unlink()
+    train(folder, tmp_path / "third")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "values once" in printed and "the encoder runs in each epoch" not in printed
     for name, tensor in before.items():
         assert torch.allclose(after[name], tensor, rtol=0, atol=1e-5), name
 

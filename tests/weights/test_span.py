@@ -250,12 +250,21 @@ def test_a_reranker_scores_two_texts_as_transformers(name, key, tmp_path, capsys
         assert plain == ours.predict(**rows[0])
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["weights={}"],
+        # Its width is not that of the model, and its vectors are those of both texts together.
+        ["pretrained.text={}", "dim=8", "finetune.freeze=all"],
+    ],
+)
 @pytest.mark.parametrize("peer", ["bert"], indirect=True)
-def test_a_model_of_text_pairs_is_trained_and_saved(peer, tmp_path):
+def test_a_model_of_text_pairs_is_trained_and_saved(peer, start, tmp_path):
     rows = [{"a": QUESTIONS[i % 3], "b": "tea " * (i + 1), "score": i % 3} for i in range(24)]
     data = tmp_path / "pairs.json"
     data.write_text(json.dumps(rows))
-    options = [f"weights={peer[0]}", "head=regress", "head.pair=true", "data.text=[a,b]"]
+    options = [option.format(peer[0]) for option in start]
+    options += ["head=regress", "head.pair=true", "data.text=[a,b]"]
     options += ["target=score", "trainer.epochs=1", "report=false", f"run={tmp_path / 'run'}"]
     assert main(["train", str(data), *options]) == 0
     model = dxn.load(str(tmp_path / "run"))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import NUM_REAL, Adapter, file_of_adapter
+from dxn.tokenize.base import ADDED, NUM_REAL, Adapter, file_of_adapter
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.text.chat import DEFAULT_TOKENS, Conversation, load_template
 from dxn.tokenize.text.chat import FILE as TEMPLATE
@@ -230,8 +230,8 @@ class TextAdapter(Adapter):
             positions = self.pos_embed(x.shape[1], x.device)
         # Sinusoidal positions are float32, even if the weights are bf16.
         x = x + positions.to(x.dtype)
-        if "added" in batch:  # (B, N, D), such as the segment embeddings of BERT
-            x = x + batch["added"].to(x.dtype)
+        if ADDED in batch:
+            x = x + batch[ADDED].to(x.dtype)
         if self.tokens_per_column > 1:
             is_whole = num_real == mask.numel()
             x, mask = pooled(x, mask, self.tokens_per_column)
