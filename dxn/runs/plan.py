@@ -33,6 +33,7 @@ from dxn.core.files import (
     write_sums,
 )
 from dxn.core.processes import launch
+from dxn.core.results import Figure
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.inspect.fingerprint import differences
@@ -97,7 +98,7 @@ class Plan(Strict):
     data: dict[str, SplitFingerprint] = Field(default_factory=dict)
     loaded: list[str] = Field(default_factory=list)
     seconds: float | None = None
-    frozen: dict[str, dict[str, float]] = Field(default_factory=dict)
+    frozen: dict[str, dict[str, Figure]] = Field(default_factory=dict)
     start: list[str] = Field(default_factory=list)
     launch: str = ""
 
