@@ -7,7 +7,8 @@ of each one gets an encoder, whose output vectors are the tokens of the input.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
@@ -365,7 +366,8 @@ def _start(
         config["pretrained"] = NONE
         local = {"source": _place(found), "revision": None if found.folder else revision}
         config["weights"] = {**config["weights"], **local}
-        weights = read_initial_weights(settings)
+        with _naming(next(iter(sources))):
+            weights = read_initial_weights(settings)
         config["weights"] |= {"source": place, "revision": revision}
     else:
         publics = {key: _read(key, found, settings) for key, found in sources.items()}
@@ -373,10 +375,11 @@ def _start(
         if not is_small:
             dim = _combine(config, settings, list(publics.values()))
         limits = {key: MAX_COLUMNS.get(found.modality) for key, found in sources.items()}
-        encoders = {
-            key: dxn.weights.as_encoder(public, dim, max_columns=limits[key] if is_pooled else None)
-            for key, public in publics.items()
-        }
+        encoders: dict[str, PublicModel] = {}
+        for key, public in publics.items():
+            limit = limits[key] if is_pooled else None
+            with _naming(key):
+                encoders[key] = dxn.weights.as_encoder(public, dim, max_columns=limit)
         weights = InitialWeights(adapters=encoders)
     config = with_weights(settings, weights)
     refuse_without_effect(config, settings.overrides)
@@ -434,6 +437,18 @@ def _check_names(
             )
 
 
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Let the errors of a checkpoint name the option of its input in place of `weights`."""
+    try:
+        yield
+    except UserError as error:
+        reason = str(error)
+        if not reason.startswith("weights: "):
+            raise
+        raise UserError(f"pretrained.{key}: {reason.removeprefix('weights: ')}") from error
+
+
 def _read(key: str, found: Source, settings: Settings) -> PublicModel:
     """Read the checkpoint of an adapter.
 
@@ -444,9 +459,10 @@ def _read(key: str, found: Source, settings: Settings) -> PublicModel:
 
     place, revision = split_revision(_place(found))
     # A checkpoint such as CLIP has one tower per modality.
-    public = dxn.weights.read_public(
-        place, revision=revision, part=found.modality, trust=settings.folder_trust
-    )
+    with _naming(key):
+        public = dxn.weights.read_public(
+            place, revision=revision, part=found.modality, trust=settings.folder_trust
+        )
     if public.adapter_key(key, found.modality) is None:
         has = ", ".join(public.architecture.adapters)
         raise UserError(

@@ -155,6 +155,7 @@ def test_one_input_starts_as_with_weights(folder, tmp_path):
             ["pretrained=small", "data.number=price", "adapters=[number]"],
             "pretrained: there are enc",
         ),
+        (["pretrained.photo=nobody/nothing"], "pretrained.photo: nobody/nothing: the hub cannot"),
         (["pretrained.photo=no/such/file"], "pretrained.photo: file or folder not found: no/such"),
     ],
     ids=lambda v: v[0] if isinstance(v, list) else "",
