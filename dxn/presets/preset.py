@@ -153,6 +153,14 @@ class Situation:
             starts_linear=self.config["baseline"] != "none" and self.source.stream is None,
         )
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no published weight is trained."""
+        start, kind = self.finetuning, self.config["finetune"]
+        if start.is_kind_chosen:
+            return kind["freeze"] == "all" and not kind["lora_rank"]
+        return not start.trains_all and not start.writes
+
     def minutes(self, default: float) -> float | None:
         """Return the time limit: that of the user, or the default of the preset."""
         limit = self.config["trainer"].get("max_minutes")
@@ -270,13 +278,9 @@ def _all_advice(situation: Situation) -> Iterator[Advice]:
 def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
     """Yield the options of a training from published weights."""
     config, start = situation.config, situation.finetuning
-    kind = config["finetune"]
-    is_frozen = kind["freeze"] == "all" and not kind["lora_rank"]
-    if not start.is_kind_chosen:
-        is_frozen = not start.trains_all and not start.writes
     # Otherwise the adapters of a new backbone have weights, and fixed options.
     has_encoders = any("backbone" in config["adapters"][key] for key in situation.nodes.values())
-    if start.has_backbone or not is_frozen or not has_encoders:
+    if start.has_backbone or not situation.is_frozen or not has_encoders:
         yield from advise_finetuning(start)
         return
     # All that is trained is new.

@@ -230,7 +230,8 @@ def start_pretrained(
         measured=seconds,
     )
     seconds = from_first(lambda: situation.seconds)
-    facts = replace(situation, measured=seconds).finetuning
+    situation = replace(situation, measured=seconds)
+    facts = situation.finetuning
     rows = sum(map(len, source.splits.values()))
     minutes = ENCODING_TIME * seconds * rows / 60
     # All members of an ensemble read what is encoded once.
@@ -240,8 +241,9 @@ def start_pretrained(
             "(trainer.max_minutes)"
         )
         return replace(scratch, lines=(*lines, _random(", ".join(sources), reason)))
-    is_frozen = not (facts.trains_all or facts.writes or facts.is_kind_chosen)
-    if is_frozen and (is_pooled or not is_single):
+    # Of a single input, finetune.freeze=all asks for the published backbone itself.
+    is_new = not is_single or (is_pooled and not facts.is_kind_chosen)
+    if situation.is_frozen and is_new:
         # Its tokens are computed once, and a small backbone of the usual width learns from them.
         start = _start(new, sources, is_single=False, is_pooled=is_pooled, is_small=True)
     return replace(start, lines=(*start.lines, *lines), seconds=seconds)

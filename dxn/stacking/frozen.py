@@ -19,6 +19,7 @@ from dxn.stacking.train import MIN_ROWS, score_targets
 from dxn.tasks import Task
 from dxn.tasks.heads import LinearHead
 from dxn.tasks.space import PER_SAMPLE
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 from dxn.training.predict import Predictions, run_batches, score
 
 FROZEN = "classical model, frozen weights"
@@ -165,10 +166,17 @@ def _vectors(model: MultimodalModel, batch: Mapping[str, Any]) -> Tensor:
     if _is_encoded(model):
         _, pooled = model.encode(model.embed(batch))
         return pooled
-    size = batch["#size"]
-    means: dict[str, Tensor] = {}
-    for part in model.embed(batch):
-        weight = part.mask[..., None].to(part.x)
-        means[part.spans[0].name] = (part.x * weight).sum(1) / weight.sum(1).clamp(min=1)
-    missing = next(iter(means.values())).new_zeros(size, model.fusion.width)
-    return torch.cat([means.get(name, missing) for name in model.inputs], 1)
+    vectors: list[Tensor] = []
+    for name in model.inputs:
+        adapter = model.adapter(name)
+        # Not what a projection with random weights makes of the outputs of an encoder.
+        is_encoder = isinstance(adapter, EncodedAdapter)
+        embed = adapter.columns if is_encoder else adapter
+        mean = torch.zeros(batch["#size"], adapter.adapter.dim if is_encoder else adapter.dim)
+        if name in batch:
+            tokens = embed(batch[name])
+            weight = tokens.mask[..., None].to(tokens.x)
+            means = (tokens.x * weight).sum(1) / weight.sum(1).clamp(min=1)
+            mean = mean.to(means).index_copy(0, batch[name]["rows"], means)
+        vectors.append(mean.float())
+    return torch.cat(vectors, 1)

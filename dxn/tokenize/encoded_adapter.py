@@ -163,19 +163,22 @@ class EncodedAdapter(Adapter):
         span = Span(self.modality, self.modality, 0, columns.x.shape[1], locate)
         return Tokens(columns.x, columns.mask, (span,), columns.num_real)
 
-    def forward(self, batch: Mapping[str, Any]) -> Tokens:
-        """Embed and encode a collated batch as Tokens (B, N, D).
+    def columns(self, batch: Mapping[str, Any]) -> Tokens:
+        """Return the output vectors of the encoder as Tokens (B, N, E).
 
-        The batch can have the output vectors of the encoder instead of values, see
-        `dxn.data.encoded`. Then the columns have no position in the input.
+        The batch can have them instead of values, see `dxn.data.encoded`. Then the columns have no
+        position in the input.
         """
-        if ENCODED in batch:
-            # An evaluation can have another precision than the training.
-            x, mask = batch[ENCODED].to(self.up.weight.dtype), batch["mask"]
-            span = Span(self.modality, self.modality, 0, x.shape[1], partial(_nowhere, mask))
-            columns = Tokens(x, mask, (span,), batch[NUM_REAL])
-        else:
-            columns = self.encode({name: batch[name] for name in batch if name != ADDED})
+        if ENCODED not in batch:
+            return self.encode({name: batch[name] for name in batch if name != ADDED})
+        # An evaluation can have another precision than the training.
+        x, mask = batch[ENCODED].to(self.up.weight.dtype), batch["mask"]
+        span = Span(self.modality, self.modality, 0, x.shape[1], partial(_nowhere, mask))
+        return Tokens(x, mask, (span,), batch[NUM_REAL])
+
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
+        """Embed and encode a collated batch as Tokens (B, N, D), see `columns`."""
+        columns = self.columns(batch)
         x = self.up(columns.x)
         if self.down is not None:
             x = self.down(F.gelu(x))
