@@ -83,6 +83,8 @@ def test_values_are_encoded_once_and_the_training_is_the_same(folder, tmp_path, 
     assert "values once" not in capsys.readouterr().out and not cache.exists()
     first = train(folder, tmp_path / "first")
     printed = " ".join(capsys.readouterr().out.split())
+    # As if the time limit had frozen them: the new backbone is that of random weights.
+    assert first["backbone.norm.weight"].shape == (128,)
     assert f"title: encoding {ROWS - 1} values once" in printed
     assert f"photo: encoding {ROWS - 2} values once" in printed
     again = train(folder, tmp_path / "again")
