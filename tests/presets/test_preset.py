@@ -1,6 +1,7 @@
 """preset=auto: options that are chosen from the data."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.cli import main
 from dxn.presets.finetuning import LR, Start, advise_finetuning
-from dxn.presets.preset import RULES, is_chosen
+from dxn.presets.preset import RULES, _training_advice, is_chosen
 from dxn.presets.rules import Facts
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 
@@ -251,6 +252,16 @@ def test_pictures_are_trained_with_muon_unless_the_user_chooses_an_optimizer(tmp
         assert optimizer["_target_"] == f"dxn.training.optim.{'muon' if printed else 'adamw'}"
         assert optimizer["lr"] == (0.002 if i == 1 else 0.001)
         assert ("momentum" in optimizer) == printed
+
+
+@pytest.mark.parametrize(("rows", "epochs", "batch_size"), [
+    (6_000, math.inf, 128), (6_000, 60.0, 128), (6_000, 30.0, 64), (6_000, 8.0, 32),
+    (3_000, 60.0, 64), (1_000, 8.0, 32),
+])  # fmt: skip
+def test_several_inputs_have_smaller_batches_if_few_steps_fit(rows, epochs, batch_size):
+    facts = Facts(rows, 2, 2, epochs_within_limit=lambda tokens: epochs)
+    advice = _training_advice(facts, frozenset(), is_validated=True)
+    assert {a.key: a.value for a in advice}["batch_size"] == batch_size
 
 
 def test_images_next_to_other_inputs_become_few_tokens():
