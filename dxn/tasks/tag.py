@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
@@ -407,6 +408,31 @@ class Tag(HeadOptions, Task[Tags]):
         if outside not in self.target.labels:
             return None
         return f"always {outside}", [Tagged([], [])] * len(raws)
+
+    def simple(
+        self,
+        train: Mapping[str, Sequence[Any]],
+        targets: Sequence[Any],
+        raws: Mapping[str, Sequence[Any]],
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the most frequent tag of each word; new words are outside of entities."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for words, tags in zip(map(self._words, train[self.target.input]), targets, strict=True):
+            for word, tag in zip(words, tags, strict=False):
+                counts[word][tag] += 1
+        usual = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+        outside = self.target.scheme.outside
+        answers = [
+            [usual.get(word, outside) for word in self._words(raw)]
+            for raw in raws[self.target.input]
+        ]
+        yield "usual tag of each word", [Tagged(tags, [1.0] * len(tags)) for tags in answers]
+
+    def _words(self, raw: Any) -> Sequence[str]:
+        source = self.target.unpacked(raw)
+        if source is None:
+            return ()
+        return split_words(source, punctuation=self.target.punctuation)[0]
 
 
 def first_tokens(words: Tensor) -> Tensor:

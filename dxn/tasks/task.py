@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -343,6 +343,24 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             of `predict`. None, the default: there is no such rule.
         """
         return None
+
+    def simple(
+        self,
+        train: Mapping[str, Sequence[Any]],
+        targets: Sequence[Any],
+        raws: Mapping[str, Sequence[Any]],
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the answers of simple methods that learn from the training split.
+
+        Args:
+            train: Raw values of the training split, by input name; None where missing.
+            targets: Its targets.
+            raws: Raw values of the rows that are answered.
+
+        Yields:
+            A description of the method, and a prediction per row in the format of `predict`.
+        """
+        yield from ()
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return what a program without dxn needs to read the outputs of `Space.decode`.

@@ -21,6 +21,7 @@ from dxn.tasks import Detect
 from dxn.tasks.detect.head import log_odds
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Ignored, Objects, read_objects
+from dxn.tasks.detect.simple import usual_boxes
 from dxn.tasks.detect.space import Detections, candidates, match
 from dxn.tasks.detect.target import overlaps, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
@@ -430,12 +431,21 @@ def write_pictures(folder, count):
     return folder / "boxes.jsonl"
 
 
+def test_the_usual_boxes_are_those_of_the_training():
+    usual, rare = (0.1, 0.1, 0.3, 0.3), (0.6, 0.6, 0.9, 0.9)
+    boxes = usual_boxes(["b", "a"], [Objects(("a",), (usual,))] * 3 + [Objects(("a",), (rare,))], 2)
+    assert boxes.classes.tolist() == [1, 1] and boxes.scores.tolist() == [0.75, 0.25]
+    torch.testing.assert_close(boxes.boxes, torch.tensor([usual, rare]))
+    assert len(usual_boxes(["a"], [Objects()], 1).classes) == 0
+
+
 def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     table = write_pictures(tmp_path, 30)
     run = tmp_path / "run"
     options = ["data.target=objects", "head=detect", "head.threshold=0.5", *SMALL_IMAGES]
     text = printed(capsys, "train", str(table), *options, f"run={run}")
     assert "objects (detect)" in text and "map" in text and "no object" in text
+    assert "usual boxes" in text
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/map"] <= 1
     text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")

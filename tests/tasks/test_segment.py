@@ -413,6 +413,12 @@ def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
     assert "area (segment)" in text and "miou" in text and "always 0" in text
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/miou"] <= 1
+    # Colors tell the shapes from what is behind them, and places do not.
+    places, forest = (
+        metrics[f"test/pixel_accuracy[{name}]"]
+        for name in ("most frequent class of each place", "random forest of local colors")
+    )
+    assert places < forest and forest > 0.8
     with (run / "predictions.csv").open() as file:
         row = next(csv.DictReader(file))
     assert row["target"].endswith("_mask.png")

@@ -322,6 +322,17 @@ def test_no_answer_is_predicted_only_if_the_training_has_such_questions():
     assert found.score == pytest.approx(share**2, rel=1e-5)
 
 
+def test_the_simple_method_answers_with_the_sentence_that_shares_most_words():
+    text = "Ada met Bob in Bonn. It rained, and Bob went home early."
+    raws = {"question": ["When did Bob go home?", None], "context": [text, None]}
+    task = Span()
+    bound(task, {"question": ["When"], "context": [text]})
+    ((_, answers),) = task.simple({}, [], raws)
+    assert answers[0].text == "It rained, and Bob went home early."
+    assert text[answers[0].start : answers[0].stop] == answers[0].text
+    assert answers[1].text == ""
+
+
 def test_eight_samples_are_overfitted():
     texts = [f"Ada{i} lives in Town{i * 3 % 8} and eats Food{i}" for i in range(8)]
     questions = ["Where" if i % 2 else "What" for i in range(8)]

@@ -387,3 +387,14 @@ def test_the_words_within_max_len_are_counted():
     assert task.target.kept(["O"] * 5, {"text": words}, tokenizers) == (3, 5)
     assert task.target.kept(["O"] * 3, {"text": words[:3]}, tokenizers) is None
     assert task.target.kept([], {"text": None}, tokenizers) is None
+
+
+def test_the_simple_method_knows_the_most_frequent_tag_of_each_word():
+    task = task_of()
+    texts = {task.target.input: ["Kim runs", "Kim New", "Kim"]}
+    targets = [["B-x", "O"], ["B-x", "B-x"], ["O"]]
+    ((description, predictions),) = task.simple(
+        texts, targets, {task.target.input: ["New Kim sat"]}
+    )
+    assert description == "usual tag of each word"
+    assert predictions[0].tags == ["B-x", "B-x", "O"]

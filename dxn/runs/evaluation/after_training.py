@@ -75,7 +75,13 @@ def evaluate(
     opened = opened if best.network is best.model else opened.plain
     data = EvaluationData(split, split, opened)
     evaluated = evaluate_subsets(
-        best, data, run.folder, batch_size=batch_size, only=only, further=run.plan.frozen
+        best,
+        data,
+        run.folder,
+        batch_size=batch_size,
+        only=only,
+        further=run.plan.frozen,
+        train=None if run.settings.values["baseline"] == "none" else run.splits["train"],
     )
     if evaluated is None:
         return None

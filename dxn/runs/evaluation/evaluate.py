@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +19,7 @@ from dxn.core.marks import Described
 from dxn.core.printable import printable
 from dxn.core.processes import from_first
 from dxn.core.results import DataFacts, Figures, Interval, Results
-from dxn.data.dataset import Samples
+from dxn.data.dataset import Opened, Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.answers import Answers
 from dxn.report.intervals import metric_intervals
@@ -95,6 +96,7 @@ def evaluate_subsets(
     batch_size: int,
     only: Sequence[str] | None = None,
     further: Figures | None = None,
+    train: Opened | None = None,
 ) -> tuple[Results, Answers] | None:
     """Print the metrics for every subset of the inputs, and write predictions.csv and tokens.png.
 
@@ -107,6 +109,7 @@ def evaluate_subsets(
         batch_size: Number of samples per batch.
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
         further: Metrics of further rows of the table, by the name of the row.
+        train: The training split, from which simple methods learn. None: there are none.
 
     Returns:
         The results, and the predictions from the largest subset. None in all processes except the
@@ -154,6 +157,8 @@ def evaluate_subsets(
     best = figures[sets[-1]]
     figures |= parts
     figures |= further or {}
+    if train is not None:
+        figures |= simple_figures(task, train, last)
     figures |= trivial_figures(task, last)
     figures |= task.metric.further_rows(last.predictions.predicted)
     results = task_results(
@@ -204,6 +209,32 @@ def trivial_figures(task: Task, last: Answers) -> Figures:
     figures = task.score(answers, last.truths, math.nan)
     # Such an answer has no loss.
     return {description: {name: figures[name] for name in figures if name != "loss"}}
+
+
+def simple_figures(task: Task, train: Opened, last: Answers) -> Figures:
+    """Return the metrics of simple methods that learn from the training split.
+
+    Args:
+        task: The fitted task.
+        train: The training split.
+        last: The answers of the model for the same rows.
+    """
+    if train.targets is None or not last.truths:
+        return {}
+    rows = np.array(last.predictions.rows, np.int64)
+    raws = {name: column.take(rows) for name, column in last.samples.opened.raws.items()}
+    # Missing targets, such as those of a row without its input, teach nothing.
+    known = np.flatnonzero([target is not None for target in train.targets])
+    known_raws = {name: column.take(known) for name, column in train.raws.items()}
+    targets = [train.targets[row] for row in known.tolist()]
+    return {
+        description: {
+            name: value
+            for name, value in task.score(answers, last.truths, math.nan).items()
+            if name != "loss"
+        }
+        for description, answers in task.simple(known_raws, targets, raws)
+    }
 
 
 def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) -> None:

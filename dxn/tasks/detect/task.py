@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from dxn.models.pooling import check_registers
 from dxn.tasks.detect.head import DetectHead, QueryHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
+from dxn.tasks.detect.simple import usual_boxes
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
 from dxn.tasks.space import Batch
@@ -228,6 +229,16 @@ class Detect(Task[DetectedObjects]):
         axes = len(self.target.usual_size)
         nothing = Detected(torch.zeros(0).long(), torch.zeros(0), torch.zeros(0, 2 * axes))
         return "no object", [nothing] * len(raws)
+
+    def simple(
+        self,
+        train: Mapping[str, Sequence[Any]],
+        targets: Sequence[Any],
+        raws: Mapping[str, Sequence[Any]],
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the usual boxes of each class for every row."""
+        boxes = usual_boxes(self.target.labels, targets, len(self.target.usual_size))
+        yield "usual boxes", [boxes] * len(raws[self.target.input])
 
 
 def without_duplicates(boxes: Tensor, scores: Tensor, classes: Tensor, duplicate: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,14 +33,12 @@ from dxn.tasks.segment.instances import (
     object_marks,
 )
 from dxn.tasks.segment.masks import Mask, data_url
+from dxn.tasks.segment.simple import WHOLE, simple_masks
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
 from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
 from dxn.tokenize.base import BadMedia, Placement
-
-# A mask that covers its picture.
-WHOLE = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -309,3 +307,14 @@ class Segment(Task[PixelClasses]):
         best = int(np.argmax(self.target.frequencies))
         same = Segmented(torch.full((1, 1), best, dtype=torch.uint8), WHOLE)
         return f"always {self.target.labels[best]}", [same] * len(raws)
+
+    def simple(
+        self,
+        train: Mapping[str, Sequence[Any]],
+        targets: Sequence[Any],
+        raws: Mapping[str, Sequence[Any]],
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the most frequent class of each place, and the answers of a random forest."""
+        if not self.instances:
+            name = self.target.input
+            yield from simple_masks(self.target, train[name], targets, raws[name])

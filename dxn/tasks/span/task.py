@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # The logit of padding. Finite, because outputs that are not finite are reported as a fault.
 PADDING = -1e9
 PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Parts of a text that end with a mark, or with a line.
+SENTENCES = re.compile(r"[^.!?\n]+[.!?]*")
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
@@ -323,6 +325,32 @@ class Span(Task[SpanTarget]):
         if not self.target.is_optional:
             return None
         return "always no answer", [SpanAnswer("", None, None, 1.0)] * len(raws)
+
+    def simple(
+        self,
+        train: Mapping[str, Sequence[Any]],
+        targets: Sequence[Any],
+        raws: Mapping[str, Sequence[Any]],
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the sentence of each text that shares most words with the question."""
+        context = self.target.windows.context
+        others = [name for name in raws if name != context]
+        questions = zip(*(raws[name] for name in others), strict=True)
+        answers: list[SpanAnswer] = []
+        for raw, question in zip(raws[context], questions, strict=True):
+            text = plain_text(raw or "")
+            # Other inputs can be pictures or numbers.
+            texts = (plain_text(part) for part in question if isinstance(part, str | list))
+            asked = {word for part in texts for word in normalized(part).split()}
+            # A sentence with few other words wins among those that share as many.
+            found = max(
+                SENTENCES.finditer(text),
+                key=lambda m: (len(asked & (words := {*normalized(m[0]).split()})), -len(words)),
+                default=None,
+            )
+            span = (0, 0) if found is None else found.span()
+            answers.append(trimmed(text, *span, 1.0))
+        yield "sentence that shares most words", answers
 
 
 def best_spans(scores: Tensor, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
