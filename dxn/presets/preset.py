@@ -64,7 +64,7 @@ FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for batch sizes; few rows are mem
 MINUTES, MANY_MINUTES = 5.0, 15.0
 # With several inputs, batches are smaller if the time limit, by the measured speed of the backbone,
 # has fewer steps than these. An input next to others has about so many tokens.
-ENOUGH_STEPS, SMALL_BATCH, TOKENS_PER_INPUT = 2_500, 32, 20
+ENOUGH_STEPS, SMALL_BATCH, TOKENS_PER_INPUT = 2_500, 64, 20
 CODEC_BATCH = 16  # each sample of a codec has hundreds of values to learn from
 INPUT_DROPOUT = 0.3  # with several inputs, or several columns of a small table
 # Options that can wait until a model of several inputs learns, by their name in once_learning.
@@ -391,8 +391,8 @@ def _training_advice(
         yield Advice("trainer.mixup", 1.0, about if rows < FEW else inputs)
     batch_size = 128 if rows >= SOME else batch_size
     samples = facts.epochs_within_limit(TOKENS_PER_INPUT * facts.num_inputs) * rows
-    while batch_size > SMALL_BATCH and samples < ENOUGH_STEPS * batch_size:
-        batch_size //= 2
+    if samples < ENOUGH_STEPS * batch_size:
+        batch_size = min(batch_size, SMALL_BATCH)
     yield Advice("batch_size", batch_size, inputs)
     for key, value in JOINT.items():
         yield Advice(key, value, inputs)

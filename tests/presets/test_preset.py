@@ -255,7 +255,7 @@ def test_pictures_are_trained_with_muon_unless_the_user_chooses_an_optimizer(tmp
 
 
 @pytest.mark.parametrize(("rows", "epochs", "batch_size"), [
-    (6_000, math.inf, 128), (6_000, 60.0, 128), (6_000, 30.0, 64), (6_000, 8.0, 32),
+    (6_000, math.inf, 128), (6_000, 60.0, 128), (6_000, 30.0, 64), (6_000, 8.0, 64),
     (3_000, 60.0, 64), (1_000, 8.0, 32),
 ])  # fmt: skip
 def test_several_inputs_have_smaller_batches_if_few_steps_fit(rows, epochs, batch_size):

@@ -95,7 +95,7 @@ def pixel_features(pixels: Tensor) -> np.ndarray:
     layers = np.stack([*x, slope, gray**2])
     parts = [x, slope[None]]
     for size in WINDOWS:
-        mean = uniform_filter(layers, (0, size, size), mode="nearest")
+        mean = uniform_filter(layers, size, mode="nearest", axes=(1, 2))
         variance = mean[-1] - mean[:-2].mean(0) ** 2
         parts += [mean[:-1], np.sqrt(variance.clip(0))[None]]
     places = np.indices(gray.shape, np.float32)
