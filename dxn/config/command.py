@@ -73,6 +73,7 @@ class Command:
         trust: Top-level packages besides dxn whose code a loaded folder may use.
     """
 
+    needs_values: ClassVar[bool] = True  # whether no option may lack a value (???)
     # The option of a path that is written without a key.
     path_key: ClassVar[str | None] = None
     usage: ClassVar[Sequence[str]] = ()

@@ -327,7 +327,7 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
         # The search for missing values resolves all interpolations, so it is skipped if possible.
         if "???" in text:
             missing += sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
-        if missing:
+        if missing and command.needs_values:
             raise request.error(*(f"{key}: needs a value, {key}=..." for key in missing))
         resolved: Any = dict(values)
         if INTERPOLATION in text:

@@ -349,6 +349,11 @@ def test_a_file_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
     assert failed(capsys, "train").startswith("/proc/x: No such file or directory; with DXN_DEBUG")
 
 
+def test_show_prints_what_still_needs_a_value(capsys):
+    assert main(["show", "data=folder"]) == 0
+    assert "path: ???" in capsys.readouterr().out
+
+
 def test_show_prints_every_value(capsys):
     assert main(["show", "experiment=trec", "data.path=x"]) == 0
     printed = capsys.readouterr().out
