@@ -363,6 +363,11 @@ def _training_advice(
         options = {"trainer.ema_decay": 0.99, "backbone.dropout": dropout}
     else:
         is_joint, views, minutes, options = True, JOINT_VIEWS, None, {}
+        batch_size = 128 if rows >= SOME else batch_size
+        samples = facts.epochs_within_limit(TOKENS_PER_INPUT * facts.num_inputs) * rows
+        if batch_size > SMALL_BATCH and samples < ENOUGH_STEPS * batch_size:
+            batch_size = SMALL_BATCH
+            about = f"{about}, few steps within the time limit"
     schedule = {
         "trainer.epochs": min(max(math.ceil(views / rows), fewest), MAX_EPOCHS),
         "trainer.patience": PATIENCE,
@@ -389,11 +394,6 @@ def _training_advice(
     if is_validated or rows < FEW:
         yield Advice("loader.input_dropout", INPUT_DROPOUT, about if rows < FEW else inputs)
         yield Advice("trainer.mixup", 1.0, about if rows < FEW else inputs)
-    batch_size = 128 if rows >= SOME else batch_size
-    samples = facts.epochs_within_limit(TOKENS_PER_INPUT * facts.num_inputs) * rows
-    if samples < ENOUGH_STEPS * batch_size:
-        batch_size = min(batch_size, SMALL_BATCH)
-    yield Advice("batch_size", batch_size, inputs)
     for key, value in JOINT.items():
         yield Advice(key, value, inputs)
 

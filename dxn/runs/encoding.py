@@ -57,7 +57,10 @@ def encoded_once(run: Training) -> dict[str, Opened]:
         columns = from_first(partial(_encoded, run, key, names, adapter, limit))
         # Another machine can have another home folder.
         if not all(from_all(partial(_are_readable, columns))):
-            print_line(f"note: {', '.join(names)}: not all processes can read {cache_folder('')}")
+            print_line(
+                f"note: {', '.join(names)}: not all processes can read {cache_folder('')}, so the "
+                "encoder runs in each epoch"
+            )
             continue
         for split, encoded in columns.items():
             opened = splits[split]

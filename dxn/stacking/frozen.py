@@ -166,6 +166,7 @@ def _vectors(model: MultimodalModel, batch: Mapping[str, Any]) -> Tensor:
     if _is_encoded(model):
         _, pooled = model.encode(model.embed(batch))
         return pooled
+    batch = model.first_part(batch)
     vectors: list[Tensor] = []
     for name in model.inputs:
         adapter = model.adapter(name)
@@ -178,5 +179,5 @@ def _vectors(model: MultimodalModel, batch: Mapping[str, Any]) -> Tensor:
             weight = tokens.mask[..., None].to(tokens.x)
             means = (tokens.x * weight).sum(1) / weight.sum(1).clamp(min=1)
             mean = mean.to(means).index_copy(0, batch[name]["rows"], means)
-        vectors.append(mean.float())
+        vectors.append(mean.float().cpu())
     return torch.cat(vectors, 1)

@@ -36,7 +36,7 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names, NamesState, class_name, explain_case
 from dxn.tasks.space import Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
-from dxn.tasks.task import Task
+from dxn.tasks.task import Raws, Task
 from dxn.tokenize.cells.joined import list_of
 
 
@@ -409,22 +409,23 @@ class Tag(HeadOptions, Task[Tags]):
             return None
         return f"always {outside}", [Tagged([], [])] * len(raws)
 
-    def simple(
-        self,
-        train: Mapping[str, Sequence[Any]],
-        targets: Sequence[Any],
-        raws: Mapping[str, Sequence[Any]],
+    def simple_methods(
+        self, train: Raws, targets: Sequence[Any], raws: Raws
     ) -> Iterator[tuple[str, Sequence[Any]]]:
-        """Yield the most frequent tag of each word; new words are outside of entities."""
+        """Yield the most frequent tag of each word.
+
+        New words are outside of entities, or have the most frequent tag if there are none.
+        """
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for words, tags in zip(map(self._words, train[self.target.input]), targets, strict=True):
             for word, tag in zip(words, tags, strict=False):
                 counts[word][tag] += 1
         usual = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-        outside = self.target.scheme.outside
+        new = self.target.scheme.outside
+        if new not in self.target.labels:
+            new = sum(counts.values(), Counter()).most_common(1)[0][0]
         answers = [
-            [usual.get(word, outside) for word in self._words(raw)]
-            for raw in raws[self.target.input]
+            [usual.get(word, new) for word in self._words(raw)] for raw in raws[self.target.input]
         ]
         yield "usual tag of each word", [Tagged(tags, [1.0] * len(tags)) for tags in answers]
 

@@ -52,6 +52,9 @@ TASKS: dict[str, str] = {
     "any": "dxn.tasks.WriteAny",
 }
 
+# Raw values of rows, by the name of the input.
+Raws = Mapping[str, Sequence[Any]]
+
 
 class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     """Base class of tasks. A subclass sets the parts in its constructor, and defines `make_head`.
@@ -344,11 +347,8 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """
         return None
 
-    def simple(
-        self,
-        train: Mapping[str, Sequence[Any]],
-        targets: Sequence[Any],
-        raws: Mapping[str, Sequence[Any]],
+    def simple_methods(
+        self, train: Raws, targets: Sequence[Any], raws: Raws
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the answers of simple methods that learn from the training split.
 

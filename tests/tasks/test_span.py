@@ -327,7 +327,7 @@ def test_the_simple_method_answers_with_the_sentence_that_shares_most_words():
     raws = {"question": ["When did Bob go home?", None], "context": [text, None]}
     task = Span()
     bound(task, {"question": ["When"], "context": [text]})
-    ((_, answers),) = task.simple({}, [], raws)
+    ((_, answers),) = task.simple_methods({}, [], raws)
     assert answers[0].text == "It rained, and Bob went home early."
     assert text[answers[0].start : answers[0].stop] == answers[0].text
     assert answers[1].text == ""

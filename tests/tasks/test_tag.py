@@ -393,8 +393,12 @@ def test_the_simple_method_knows_the_most_frequent_tag_of_each_word():
     task = task_of()
     texts = {task.target.input: ["Kim runs", "Kim New", "Kim"]}
     targets = [["B-x", "O"], ["B-x", "B-x"], ["O"]]
-    ((description, predictions),) = task.simple(
+    ((description, predictions),) = task.simple_methods(
         texts, targets, {task.target.input: ["New Kim sat"]}
     )
     assert description == "usual tag of each word"
     assert predictions[0].tags == ["B-x", "B-x", "O"]
+    task = task_of(("N", "V"))
+    raws = {task.target.input: ["a b c"]}
+    ((_, predictions),) = task.simple_methods(raws, [["N", "V", "V"]], {task.target.input: ["a d"]})
+    assert predictions[0].tags == ["N", "V"]

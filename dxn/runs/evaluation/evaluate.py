@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -206,9 +207,7 @@ def trivial_figures(task: Task, last: Answers) -> Figures:
     if naive is None:
         return {}
     description, answers = naive
-    figures = task.score(answers, last.truths, math.nan)
-    # Such an answer has no loss.
-    return {description: {name: figures[name] for name in figures if name != "loss"}}
+    return {description: _figures_of(task, answers, last)}
 
 
 def simple_figures(task: Task, train: Opened, last: Answers) -> Figures:
@@ -227,14 +226,14 @@ def simple_figures(task: Task, train: Opened, last: Answers) -> Figures:
     known = np.flatnonzero([target is not None for target in train.targets])
     known_raws = {name: column.take(known) for name, column in train.raws.items()}
     targets = [train.targets[row] for row in known.tolist()]
-    return {
-        description: {
-            name: value
-            for name, value in task.score(answers, last.truths, math.nan).items()
-            if name != "loss"
-        }
-        for description, answers in task.simple(known_raws, targets, raws)
-    }
+    methods = task.simple_methods(known_raws, targets, raws)
+    return {description: _figures_of(task, answers, last) for description, answers in methods}
+
+
+def _figures_of(task: Task, answers: Sequence[Any], last: Answers) -> dict[str, float]:
+    """Return the metrics of answers without probabilities, which have no loss."""
+    figures = task.score(answers, last.truths, math.nan)
+    return {name: figures[name] for name in figures if name != "loss"}
 
 
 def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) -> None:

@@ -284,8 +284,8 @@ class ModelInputs:
         readers = self.readers
         if unknown := [name for name in renamed if name not in readers]:
             raise UserError(
-                f"columns.{unknown[0]}: must be an input of this model, which are "
-                f"{', '.join(readers)}"
+                f"columns.{unknown[0]}: must be an input of this model ({', '.join(readers)}), got "
+                f"{unknown[0]}"
             )
         columns = {name: column_name(str(renamed[name])) for name in readers if name in renamed}
         used = [name for name in readers if only is None or name in only]

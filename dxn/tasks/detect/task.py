@@ -27,7 +27,7 @@ from dxn.tasks.detect.simple import usual_boxes
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
 from dxn.tasks.space import Batch
-from dxn.tasks.task import Task
+from dxn.tasks.task import Raws, Task
 from dxn.tokenize.base import BadMedia, Placement
 
 SURPLUS = 5  # candidates per object, before duplicates are left out
@@ -230,11 +230,8 @@ class Detect(Task[DetectedObjects]):
         nothing = Detected(torch.zeros(0).long(), torch.zeros(0), torch.zeros(0, 2 * axes))
         return "no object", [nothing] * len(raws)
 
-    def simple(
-        self,
-        train: Mapping[str, Sequence[Any]],
-        targets: Sequence[Any],
-        raws: Mapping[str, Sequence[Any]],
+    def simple_methods(
+        self, train: Raws, targets: Sequence[Any], raws: Raws
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the usual boxes of each class for every row."""
         boxes = usual_boxes(self.target.labels, targets, len(self.target.usual_size))

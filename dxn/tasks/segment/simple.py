@@ -62,6 +62,8 @@ def simple_masks(
         x = pixel_features(pixels)
         features.append(x.reshape(len(x), -1).T[picked])
         known.append(classes.ravel()[picked])
+    if not any(map(len, known)):
+        return
     from sklearn.ensemble import RandomForestClassifier  # it takes time to import
 
     forest = RandomForestClassifier(

@@ -37,7 +37,7 @@ from dxn.tasks.segment.simple import WHOLE, simple_masks
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
 from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented
 from dxn.tasks.space import Batch
-from dxn.tasks.task import Task
+from dxn.tasks.task import Raws, Task
 from dxn.tokenize.base import BadMedia, Placement
 
 
@@ -308,11 +308,8 @@ class Segment(Task[PixelClasses]):
         same = Segmented(torch.full((1, 1), best, dtype=torch.uint8), WHOLE)
         return f"always {self.target.labels[best]}", [same] * len(raws)
 
-    def simple(
-        self,
-        train: Mapping[str, Sequence[Any]],
-        targets: Sequence[Any],
-        raws: Mapping[str, Sequence[Any]],
+    def simple_methods(
+        self, train: Raws, targets: Sequence[Any], raws: Raws
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the most frequent class of each place, and the answers of a random forest."""
         if not self.instances:

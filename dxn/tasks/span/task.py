@@ -22,7 +22,7 @@ from dxn.tasks.heads import PairPreHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.span.target import SpanTarget
-from dxn.tasks.task import Task
+from dxn.tasks.task import Raws, Task
 from dxn.tasks.windows import WINDOW, Windows
 from dxn.tokenize.text.tokenizer import plain_text
 
@@ -326,11 +326,8 @@ class Span(Task[SpanTarget]):
             return None
         return "always no answer", [SpanAnswer("", None, None, 1.0)] * len(raws)
 
-    def simple(
-        self,
-        train: Mapping[str, Sequence[Any]],
-        targets: Sequence[Any],
-        raws: Mapping[str, Sequence[Any]],
+    def simple_methods(
+        self, train: Raws, targets: Sequence[Any], raws: Raws
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the sentence of each text that shares most words with the question."""
         context = self.target.windows.context
