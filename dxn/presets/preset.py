@@ -366,8 +366,7 @@ def _training_advice(
         batch_size = 128 if rows >= SOME else batch_size
         samples = facts.epochs_within_limit(TOKENS_PER_INPUT * facts.num_inputs) * rows
         if batch_size > SMALL_BATCH and samples < ENOUGH_STEPS * batch_size:
-            batch_size = SMALL_BATCH
-            about = f"{about}, few steps within the time limit"
+            batch_size = SMALL_BATCH  # the default of the option, so nothing is printed
     schedule = {
         "trainer.epochs": min(max(math.ceil(views / rows), fewest), MAX_EPOCHS),
         "trainer.patience": PATIENCE,
