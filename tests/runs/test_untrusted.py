@@ -12,8 +12,11 @@ import torch
 import yaml
 from helpers.runs import attack, refused, train
 
+import dxn
 from dxn.cli import main
+from dxn.core.errors import UserError
 from dxn.core.files import write_sums
+from dxn.serve.command import read_examples
 
 TINY = [
     "preset=plain",
@@ -104,6 +107,8 @@ def test_a_run_folder_cannot_decide_that_its_data_leads_outside(place, tmp_path,
     edit(config, lambda content: content["data"].__setitem__("confine", False))
     command = ["evaluate", f"run={copy}", f"output={tmp_path / 'out'}"]
     assert "set confine=false if you trust this run folder" in refused(capsys, command)[0]
+    with pytest.raises(UserError, match="examples=0 hides this line"):
+        read_examples(str(copy), dxn.load(copy), 1, ())
     assert main([*command, "confine=false"]) == 0
     shown = "".join(capsys.readouterr().out.split())
     assert f"dataoftherun:{place / 'table.csv'}" in shown

@@ -137,10 +137,18 @@ def open_data_of_run(
 
 
 def rows_of_run(
-    predictor: Predictor, run: str | None, *, confine: bool, trust: Sequence[str]
+    predictor: Predictor, run: str | None, *, advice: str, trust: Sequence[str]
 ) -> Rows:
-    """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read."""
-    source = source_of(data_of_run(predictor, run, confine, trust), predictor, trust)
+    """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read.
+
+    Args:
+        predictor: The model.
+        run: The run folder.
+        advice: What to do if its data may lead to any file, for the message.
+        trust: Top-level packages besides dxn whose code the folder may use.
+    """
+    node = data_of_run(predictor, run, confine=True, trust=trust, advice=advice)
+    source = source_of(node, predictor, trust)
     return predictor.model_inputs.of_source(source, default_split(source.splits))
 
 
@@ -192,7 +200,11 @@ def _open(source: Source, split: str, predictor: Predictor) -> Opened:
 
 
 def data_of_run(
-    predictor: Predictor, run: str | None, confine: bool, trust: Sequence[str]
+    predictor: Predictor,
+    run: str | None,
+    confine: bool,
+    trust: Sequence[str],
+    advice: str = "set confine=false if you trust this run folder, or set data=...",
 ) -> dict[str, Any]:
     """Return the configuration node of the data of a run, see `open_evaluation_data`."""
     if run is None:
@@ -207,8 +219,8 @@ def data_of_run(
     # Only false of the folder, which can be from an untrusted source, needs a decision of the user.
     if confine and not node.get("confine", True):
         raise UserError(
-            f"confine: {folder} was trained with data.confine=false, so its data may lead to any "
-            "file of this machine; set confine=false if you trust this run folder, or set data=..."
+            f"{folder} was trained with data.confine=false, so its data may lead to any file of "
+            f"this machine; {advice}"
         )
     return node
 
