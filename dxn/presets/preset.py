@@ -141,7 +141,7 @@ class Situation:
         """What decides which published weights are trained."""
         task, weights, rows = self.task, self.weights, self.source.num_training_rows
         assert weights is not None
-        limit = self.minutes(MINUTES_OF_FINETUNING)
+        limit = self.minutes(MANY_MINUTES if self.num_files > 1 else MINUTES_OF_FINETUNING)
         return Start(
             rows,
             parameters=_parameters(self.config),
@@ -155,6 +155,11 @@ class Situation:
             # See `dxn.stacking.frozen`.
             starts_linear=self.config["baseline"] != "none" and self.source.stream is None,
         )
+
+    @property
+    def num_files(self) -> int:
+        """Number of inputs that are texts, images, sounds or other files."""
+        return sum(not self.readers[key].tabular for key in self.nodes.values())
 
     @property
     def is_frozen(self) -> bool:
@@ -224,8 +229,13 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
     return any(name in above or name.startswith(f"{key}.") for name in chosen)
 
 
-def _all_advice(situation: Situation) -> Iterator[Advice]:
-    """Yield the options of a training from random weights, besides those of frozen encoders."""
+def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[Advice]:
+    """Yield the options of a training from random weights, besides those of frozen encoders.
+
+    Args:
+        situation: What is known.
+        minutes: The time limit. Default: it depends on the rows.
+    """
     config, task, source = situation.config, situation.task, situation.source
     nodes, readers = situation.nodes, situation.readers
     train = source.splits["train"]
@@ -235,7 +245,7 @@ def _all_advice(situation: Situation) -> Iterator[Advice]:
 
         if len(train) < MANY_WINDOWS:
             return
-    num_files = sum(not readers[key].tabular for key in nodes.values())
+    num_files = situation.num_files
     sample = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
     object_size = None
     if task.answer_kind is AnswerKind.OBJECTS:
@@ -246,7 +256,7 @@ def _all_advice(situation: Situation) -> Iterator[Advice]:
     is_codec = task.answer_kind is AnswerKind.CODES
     has_many_values = object_size is not None or is_codec
     many = rows >= MANY or num_files > 1 or has_many_values
-    minutes = MANY_MINUTES if many else MINUTES
+    minutes = minutes or (MANY_MINUTES if many else MINUTES)
     limit = situation.minutes(minutes)
 
     def epochs_within_limit(tokens: float) -> float:
@@ -287,7 +297,7 @@ def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
         yield from advise_finetuning(start)
         return
     # All that is trained is new.
-    yield from _all_advice(situation)
+    yield from _all_advice(situation, start.minutes)
     if not start.is_kind_chosen:
         yield Advice("finetune.freeze", "all", start.reason)
 
