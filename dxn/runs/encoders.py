@@ -64,6 +64,13 @@ class Encoder(Strict):
         """The repository and the commit, as the option `pretrained` names them."""
         return f"{self.source}@{self.revision}"
 
+    def missing(self, folder: Path) -> str | None:
+        """Return a file that a folder lacks, such as after an interrupted download; None: none."""
+        # How it reads its inputs is in the last one.
+        reading = "preprocessor_config.json" if self.languages is None else "tokenizer.json"
+        names = (WEIGHTS, "config.json", reading)
+        return next((name for name in names if not (folder / name).exists()), None)
+
 
 class Table(Strict):
     """The encoders by modality and size."""
@@ -120,9 +127,7 @@ def cached(encoder: Encoder) -> Path | None:
     cache = get("HF_HUB_CACHE", get("HUGGINGFACE_HUB_CACHE", home + "/hub"))
     cache = Path(os.path.expandvars(cache)).expanduser()
     folder = cache / f"models--{encoder.source.replace('/', '--')}" / "snapshots" / encoder.revision
-    # Without one of these, a download was interrupted.
-    is_complete = all((folder / name).exists() for name in (WEIGHTS, "config.json"))
-    return folder if is_complete else None
+    return None if encoder.missing(folder) else folder
 
 
 def fetch(encoder: Encoder, no_answer: NoAnswer | None = None) -> tuple[Path, bool]:
@@ -176,6 +181,6 @@ def fetch(encoder: Encoder, no_answer: NoAnswer | None = None) -> tuple[Path, bo
         folder = Path(snapshot_download(encoder.source, etag_timeout=SECONDS, **options))
     except Exception as error:
         raise UserError(reason_of(error)) from error
-    if not (folder / WEIGHTS).exists():
-        raise UserError(f"it has no {WEIGHTS}")
+    if name := encoder.missing(folder):
+        raise UserError(f"it has no {name}")
     return folder, False
