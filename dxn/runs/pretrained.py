@@ -423,7 +423,7 @@ def split_revision(source: str) -> tuple[str, str | None]:
 def _check_names(
     wanted: Mapping[str, str], inputs: Mapping[str, Input], is_tabular: Mapping[str, bool]
 ) -> None:
-    """Refuse names that are neither an input nor the modality of one, and those of cells."""
+    """Refuse names that no input uses, and those of cells."""
     for key in wanted:
         names = [name for name, spec in inputs.items() if key in (name, spec.modality)]
         if not names:
@@ -431,6 +431,13 @@ def _check_names(
             raise UserError(
                 f"pretrained.{key}: no input has this name or modality; the inputs are "
                 f"{list_names(listed, MAX_NAMES)}"
+            )
+        # The name of an input says more than its modality.
+        if wanted[key] != NONE and key not in inputs and all(name in wanted for name in names):
+            others = " and ".join(f"pretrained.{name}" for name in names[:MAX_NAMES])
+            raise UserError(
+                f"pretrained.{key}: no input uses {wanted[key]}, because {others} already "
+                f"{'says' if len(names) == 1 else 'say'} what each of them starts from; remove it"
             )
         if any(is_tabular[name] for name in names) and wanted[key] != NONE:
             raise UserError(

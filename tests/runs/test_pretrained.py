@@ -143,6 +143,10 @@ def test_one_input_starts_as_with_weights(folder, tmp_path):
     [
         (["pretrained.photos=vit"], "pretrained.photos: no input has this name or modality; the"),
         (["pretrained.price=bert"], "pretrained.price: there is no encoder for a number, got"),
+        (
+            ["pretrained.text=bert", "pretrained.title=none", "pretrained.body=none"],
+            "pretrained.text: no input uses {folder}/bert, because pretrained.title and pretrained",
+        ),
         (["pretrained.photo=bert"], "pretrained.photo: {folder}/bert reads text, and the input is"),
         (["pretrained.photo=vit", "weights=bert"], "pretrained.photo: has no effect with weights"),
         (["pretrained.photo=vit", "pretrain=masked"], "photo: has no effect with pretrain, got"),
@@ -209,6 +213,12 @@ def test_a_training_starts_from_the_encoders_of_the_table_and_works_offline(
     card = (tmp_path / "first" / "model" / "README.md").read_text()
     assert f"- initial weights: text={name} (license: Apache-2.0; SHA-256: model.saf" in card
     assert "- initial weights: image=facebook/dinov2-small@" in card
+    # After an interrupted download.
+    (tokenizer,) = (tmp_path / "cache").glob("models--sentence*/snapshots/*/tokenizer.json")
+    tokenizer.unlink()
+    _, output = printed("again")
+    assert "English, downloaded)" in output
+    assert tokenizer.exists()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.requests.clear()
     _, output = printed("second")
@@ -233,6 +243,18 @@ def test_a_training_starts_from_the_encoders_of_the_table_and_works_offline(
     assert main(["train", str(tmp_path / "named.csv"), *QUICK, *named]) == 0
     assert main(words(folder, tmp_path / "run", "pretrained=small", *MIXED)) == 2
     assert "the local cache has no copy of sentence-tr" in capsys.readouterr().err
+
+
+def test_the_printed_limit_is_that_of_the_training(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dxn.presets.preset.seconds_per_row", lambda situation: 1e9)
+    text, photo = f"pretrained.text={folder / 'bert'}", f"pretrained.photo={folder / 'vit'}"
+    for options, minutes in (([text, photo, *MIXED], 15), ([text, *ONE_TEXT], 10)):
+        run = tmp_path / str(minutes)
+        train(folder, run, *options, "trainer.epochs=1", "report=false")
+        output = " ".join(capsys.readouterr().out.split())
+        assert f"epochs of all weights fit into {minutes} minutes" in output
+        saved = yaml.safe_load((run / ".hydra" / "config.yaml").read_text())
+        assert saved["trainer"]["max_minutes"] == minutes
 
 
 ONE_TEXT = ["data.text=[body]", "adapters=[text]"]
