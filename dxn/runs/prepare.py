@@ -218,6 +218,7 @@ class Training:
             and not self.loader.overfit
             and self.task.answer_kind in WITH_BASELINE,
             evaluations=passes * len(evaluated) / len(validation) if validation else 0.0,
+            passes=passes,
         )
 
     def training_samples(self, task: Task) -> Samples:

@@ -128,7 +128,8 @@ def train_one(
                 on_epoch=on_epoch
                 and (lambda epoch, figures: on_epoch(epoch, trainer.epochs, figures[monitored])),
             )
-            evaluation_size, log = fit.evaluation_size, fit.log
+            # It knows how long the training was prepared for, also that of an earlier start.
+            limit, evaluation_size, log = fit.limit, fit.evaluation_size, fit.log
             del fit  # the evaluation needs its memory
             # Each process has met the bad files of its own samples.
             bad_later = {name: split.bad_later for name, split in run.splits.items()}

@@ -410,7 +410,7 @@ class Tag(HeadOptions, Task[Tags]):
         return f"always {outside}", [Tagged([], [])] * len(raws)
 
     def simple_methods(
-        self, train: Raws, targets: Sequence[Any], raws: Raws
+        self, train: Raws, targets: Sequence[Any], raws: Raws, *, share: float = 1.0
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the most frequent tag of each word.
 

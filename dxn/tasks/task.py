@@ -348,7 +348,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         return None
 
     def simple_methods(
-        self, train: Raws, targets: Sequence[Any], raws: Raws
+        self, train: Raws, targets: Sequence[Any], raws: Raws, *, share: float = 1.0
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the answers of simple methods that learn from the training split.
 
@@ -356,6 +356,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             train: Raw values of the training split, by input name; None where missing.
             targets: Its targets.
             raws: Raw values of the rows that are answered.
+            share: Share of the usual time of a slow method that the time limit leaves, 0 to 1.
 
         Yields:
             A description of the method, and a prediction per row in the format of `predict`.

@@ -5,6 +5,7 @@ What belongs to several processes is in `dxn.training.parallel`.
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import signal
@@ -45,7 +46,7 @@ from dxn.tasks.task import Task
 from dxn.training import checkpoint
 from dxn.training.average import Average
 from dxn.training.device import autocast, on_device
-from dxn.training.limit import Limit
+from dxn.training.limit import Limit, fitting, seconds_per_sample
 from dxn.training.log import Log
 from dxn.training.parallel import (
     Replicated,
@@ -55,7 +56,7 @@ from dxn.training.parallel import (
     is_any,
     stop_signals,
 )
-from dxn.training.predict import name_rows, predict, score
+from dxn.training.predict import Predictions, name_rows, predict, score
 from dxn.training.state import State
 from dxn.training.trainer import Trainer, Waiting
 
@@ -66,7 +67,6 @@ Schedule = Callable[[float], float]
 # by this fraction of the limit. Otherwise the first steps, which take longer, would make the
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
-STEP_WORK = 3  # operations of a training step for each operation of the forward pass alone
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
 # Inputs are dropped in this fraction of the training, if that waits for the model to learn. The
 # model then learns from all inputs together.
@@ -185,6 +185,7 @@ class Fit:
             for path in (folder, folder / CHECKPOINTS):
                 remove_unfinished(path)
         self.limit = Limit(trainer.max_minutes)
+        self.expected_validation = 0.0  # seconds, before the first one
         self.state = State(batch_size=batch_size or trainer.batch_size * num_processes)
         if trainer.batch_tokens is not None:
             # For as many processes as batch_size, which a resumed training takes from its start.
@@ -301,6 +302,8 @@ class Fit:
                 elif self.hardware.is_main:
                     # That of a training that stopped before its first checkpoint.
                     self.log.path.unlink(missing_ok=True)
+                if not math.isinf(self.limit.seconds) and not self.is_finished:
+                    self._fit_validation()
                 self.log.limit = self.limit.of_training(0.0)
                 if self.trainer.trackers and self.hardware.is_main:
                     from dxn.training.trackers import TrackerSink
@@ -653,24 +656,67 @@ class Fit:
                 if self.hardware.num_processes == 1 and self.signals:
                     raise Interrupted.by(self.signals[-1])
 
-            predictions = predict(
-                self.model,
-                self.task,
-                samples,
-                batch_size=self.evaluation_size,
-                device=self.hardware.device,
-                precision=self.hardware.precision,
-                # Fast decoding is enough to compare epochs.
-                draft=True,
-                on_batch=show,
-                divided=True,
-            )
+            predictions = self._predict(samples, show)
             # Only the first process has the predictions, and all must agree on the best epoch.
             metrics = from_first(lambda: score(predictions, samples, self.task, calibrate=True))
             if state.record(metrics, self.task):
                 self.keep(metrics)
                 state.kept = self._saved_weights()
             return metrics
+
+    def _predict(self, samples: Samples, on_batch: Callable[[int], None]) -> Predictions:
+        return predict(
+            self.model,
+            self.task,
+            samples,
+            batch_size=self.evaluation_size,
+            device=self.hardware.device,
+            precision=self.hardware.precision,
+            # Fast decoding is enough to compare epochs.
+            draft=True,
+            on_batch=on_batch,
+            divided=True,
+        )
+
+    def _fit_validation(self) -> None:
+        """Measure how long a validation takes, and leave out samples if it takes too long.
+
+        The steps do not tell it: a model that writes takes much longer for an answer.
+        """
+        samples, state = self.validation, self.state
+        if not samples or state.validation:
+            return
+        start = checkpoint.generator_states(self.hardware.device)
+        size, most = len(samples), self.limit.of_validation
+        batch_size = self.evaluation_size * self.hardware.num_processes
+
+        def run(part: Samples) -> None:
+            with self.parallel.kept_weights(self.average):
+                self._predict(part, lambda done: None)
+
+        seconds, spent = seconds_per_sample(run, samples, batch_size, most)
+        checkpoint.set_generator_states(start, self.hardware.device)
+        kept = fitting(most, seconds, size)
+        if kept < size:
+            self.log.print(
+                f"note: each validation uses {kept:,} of {size:,} samples, because all of them "
+                f"take about {duration(seconds * size)} of the time limit of "
+                f"{duration(self.limit.seconds)}"
+            )
+            state.validated = kept
+            self._leave_out()
+        self.expected_validation = seconds * kept
+        self.limit = replace(self.limit, before=self.limit.before + spent)
+        state.before = self.limit.before
+
+    def _leave_out(self) -> None:
+        """Keep as many validation samples as the state says, the same ones at each start."""
+        count, size = self.state.validated, len(self.validation or ())
+        if self.validation is None or not 0 < count < size:
+            return
+        self.validation = copy.copy(self.validation)
+        self.validation.keep(count)
+        self.limit = replace(self.limit, evaluations=self.limit.evaluations * size / count)
 
     def save(self) -> None:
         """Write a checkpoint. Every process must call this, because generator states are gathered.
@@ -716,6 +762,7 @@ class Fit:
         # has ended must not go on because the next start takes less time.
         state.before = max(state.before, self.limit.before)
         self.limit = replace(self.limit, before=state.before)
+        self._leave_out()
         # A resume with other options, such as a lower learning rate, gets all attempts again.
         state.skipped_in_row = 0
         reason = ""
@@ -747,12 +794,8 @@ class Fit:
 
     @property
     def seconds_of_validation(self) -> float:
-        """Duration of a validation. In the first epoch, it is estimated from the steps."""
-        state = self.state
-        if state.validation or self.validation is None or not state.batch:
-            return state.validation
-        epoch = state.elapsed / state.batch * len(self.order)
-        return epoch * len(self.validation) / max(len(self.train), 1) / STEP_WORK
+        """Duration of a validation. In the first epoch, it is that of `_fit_validation`."""
+        return self.state.validation or self.expected_validation
 
     @property
     def seconds_of_steps(self) -> float:

@@ -52,6 +52,8 @@ class State(Strict):
         elapsed: Time spent in training and validation, in seconds.
         before: Time from the start of the command until the training started, in seconds.
         validation: Longest time that a validation and its checkpoint took, in seconds.
+        validated: Number of validation samples, because the time limit has no time for more. 0: all
+            of them.
     """
 
     model_config = ConfigDict(frozen=False)
@@ -79,6 +81,7 @@ class State(Strict):
     elapsed: Seconds = 0.0
     before: Seconds = 0.0
     validation: Seconds = 0.0
+    validated: Count = 0
 
     @property
     def has_learned_early(self) -> bool:

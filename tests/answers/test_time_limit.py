@@ -28,6 +28,9 @@ def clock(monkeypatch):
     """A clock that is one second later each time it is read: a batch takes one second."""
     count = itertools.count()
     monkeypatch.setattr("dxn.training.loop.perf_counter", lambda: float(next(count)))
+    # Neither reading nor the measurement of a validation takes time.
+    monkeypatch.setattr("dxn.runs.train.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("dxn.training.limit.monotonic", lambda: 0.0)
 
 
 def rates(folder):
@@ -126,8 +129,12 @@ def test_each_part_has_its_share_of_the_limit():
     assert limit.share_of_baseline(trained=470.0, validation=10.0) == 0.5
     # Long reading and long evaluations leave a quarter of the limit to the training.
     assert Limit(10, before=700.0, evaluations=4.0).of_training(validation=100.0) == 150
-    assert limit.lacks_time(spent=500.0, validation=25.0)
-    assert not limit.lacks_time(spent=500.0, validation=15.0)
+    assert limit.of_evaluation(spent=500.0) == 40
+    assert limit.of_evaluation(spent=900.0) == 30
+    assert limit.share_of_methods == 1.0
+    assert Limit(1).share_of_methods == 0.15
+    # However long an evaluation takes, most of the limit is for the training.
+    assert Limit(10, evaluations=4.0).of_training(validation=60.0) == 450
     assert Limit().of_training(validation=5.0) == math.inf
     assert Limit().share_of_baseline(trained=9e9, validation=5.0) == 1.0
 
@@ -139,3 +146,24 @@ def test_pretraining_has_half_of_the_limit(table, tmp_path, clock):
     trained = metrics_of(tmp_path / "run")["train_seconds"]
     assert 15 <= pretrained <= 30
     assert 15 <= trained <= 60 - pretrained
+
+
+def test_answers_that_take_long_are_validated_and_evaluated_on_fewer_rows(
+    tmp_path, monkeypatch, capsys
+):
+    rows = "\n".join(f"{i} {i * 7},{i} {i * 3}" for i in range(400))
+    (tmp_path / "pairs.csv").write_text(f"text,answer\n{rows}")
+    options = ["target=answer", "head=generate", "preset=plain", *SMALL, "report=false"]
+    moments = itertools.count()  # each prediction takes a minute
+    monkeypatch.setattr("dxn.training.limit.monotonic", lambda: 60.0 * next(moments))
+    limit = "trainer.max_minutes=2"
+    run = tmp_path / "run"
+    metrics = train(run, str(tmp_path / "pairs.csv"), *options, "trainer.epochs=1", limit)
+    output = capsys.readouterr().out
+    assert re.search(r"note: each validation uses \d+ of 40 samples, because all of them ", output)
+    assert re.search(r"note: \d+ of 40 samples are evaluated, because the time limit ", output)
+    assert metrics["evaluated"] == 8
+    assert len((run / "predictions.csv").read_text().splitlines()) == 1 + metrics["evaluated"]
+    # It has the same validation rows after more epochs.
+    more = train(run, f"resume={run}", "trainer.epochs=2", "trainer.max_minutes=1000")
+    assert more["evaluated"] == 40

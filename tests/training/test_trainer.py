@@ -152,6 +152,7 @@ def test_a_time_limit_reduces_the_number_of_epochs(tmp_path, capsys):
 def test_a_time_limit_ends_the_first_epoch_too(tmp_path, monkeypatch, capsys):
     clock = itertools.count()
     monkeypatch.setattr("dxn.training.loop.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("dxn.training.limit.monotonic", lambda: 0.0)
     # Each of the five batches of an epoch takes a second.
     _, state, saved = fit(tmp_path / "run", epochs=4, max_minutes=3 / 60, log_every=1)
     assert (state.epoch, state.step, len(saved)) == (1, 3, 1)

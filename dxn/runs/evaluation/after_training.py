@@ -27,6 +27,7 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, card_of
 from dxn.stacking.metrics import warn_about
 from dxn.stacking.stacked import write_stack
+from dxn.training.limit import fitting, seconds_per_sample
 from dxn.training.predict import score
 
 if TYPE_CHECKING:
@@ -62,26 +63,24 @@ def evaluate(
     started = perf_counter()
     from_first(lambda: add_baseline(run, best, share, batch_size=batch_size) if best else None)
     took = from_first(lambda: perf_counter() - started)
-    only = None
-    if len(run.model.inputs) > 1 and limit.lacks_time(state.elapsed + took, state.validation):
-        only = list(run.model.inputs)
-        print_line(
-            "note: only all inputs together are evaluated, because the time limit of "
-            f"{limit.about} has no time for the others; dxn evaluate evaluates them"
-        )
     best = best or _load(run)  # after the first process has written the baseline
     opened = run.splits[split]
     # A baseline reads values.
     opened = opened if best.network is best.model else opened.plain
     data = EvaluationData(split, split, opened)
+    only, max_samples = _what_fits(
+        run, best, data, limit, limit.of_evaluation(state.elapsed + took), batch_size
+    )
     evaluated = evaluate_subsets(
         best,
         data,
         run.folder,
         batch_size=batch_size,
         only=only,
+        max_samples=max_samples,
         further=run.plan.frozen,
         train=None if run.settings.values["baseline"] == "none" else run.splits["train"],
+        share=limit.share_of_methods,
     )
     if evaluated is None:
         return None
@@ -107,6 +106,48 @@ def evaluate(
     final = {name: results.metrics[name] for name in sent if name in results.metrics}
     log.close_trackers(final, state.step)
     return results
+
+
+def _what_fits(
+    run: Training,
+    best: Predictor,
+    data: EvaluationData,
+    limit: Limit,
+    seconds: float,
+    batch_size: int,
+) -> tuple[list[str] | None, int | None]:
+    """Return the inputs and the number of samples that are evaluated. None: all of them.
+
+    Args:
+        run: The training.
+        best: The saved model.
+        data: The rows that are evaluated.
+        limit: The time limit.
+        seconds: What is left of it. Twice as many are allowed, because times are estimated.
+        batch_size: Number of samples per batch.
+    """
+    samples = best.task_samples(data.opened)
+    size, total = len(samples), batch_size * run.trainer.hardware.num_processes
+    if math.isinf(seconds) or not size:
+        return None, None
+    per_sample, _ = seconds_per_sample(
+        lambda part: best.run(part, batch_size=batch_size, divided=True), samples, total, seconds
+    )
+    if limit.passes * size * per_sample <= 2 * seconds:
+        return None, None
+    reason = f"because the time limit of {limit.about} has no time for"
+    if size * per_sample <= 2 * seconds:
+        print_line(
+            f"note: only all inputs together are evaluated, {reason} the others; dxn evaluate "
+            "evaluates them"
+        )
+        return list(run.model.inputs), None
+    kept = fitting(seconds, per_sample, size)
+    print_line(
+        f"note: {kept:,} of {size:,} samples are evaluated, {reason} all of them, which take about "
+        f"{duration(size * per_sample)}; dxn evaluate evaluates them"
+    )
+    return list(run.model.inputs), kept
 
 
 def _load(run: Training) -> Predictor:

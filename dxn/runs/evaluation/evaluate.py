@@ -96,8 +96,10 @@ def evaluate_subsets(
     *,
     batch_size: int,
     only: Sequence[str] | None = None,
+    max_samples: int | None = None,
     further: Figures | None = None,
     train: Opened | None = None,
+    share: float = 1.0,
 ) -> tuple[Results, Answers] | None:
     """Print the metrics for every subset of the inputs, and write predictions.csv and tokens.png.
 
@@ -109,8 +111,10 @@ def evaluate_subsets(
         folder: Folder to write to. It is created if necessary, after the subsets are evaluated.
         batch_size: Number of samples per batch.
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
+        max_samples: Number of samples, which are spread over the split. Default: all of them.
         further: Metrics of further rows of the table, by the name of the row.
         train: The training split, from which simple methods learn. None: there are none.
+        share: Share of the usual time of slow ones among them, 0 to 1.
 
     Returns:
         The results, and the predictions from the largest subset. None in all processes except the
@@ -135,6 +139,8 @@ def evaluate_subsets(
     last: Answers | None = None
     for name, shown in chosen.items():
         samples = predictor.task_samples(opened, only=shown)
+        if max_samples is not None:
+            samples.keep(max_samples)
         # A subset is left out of the table if every row has only other inputs.
         if len(samples):
             last = Answers(samples, predictor.run(samples, batch_size=batch_size, divided=True))
@@ -159,7 +165,7 @@ def evaluate_subsets(
     figures |= parts
     figures |= further or {}
     if train is not None:
-        figures |= simple_figures(task, train, last)
+        figures |= simple_figures(task, train, last, share)
     figures |= trivial_figures(task, last)
     figures |= task.metric.further_rows(last.predictions.predicted)
     results = task_results(
@@ -210,13 +216,14 @@ def trivial_figures(task: Task, last: Answers) -> Figures:
     return {description: _figures_of(task, answers, last)}
 
 
-def simple_figures(task: Task, train: Opened, last: Answers) -> Figures:
+def simple_figures(task: Task, train: Opened, last: Answers, share: float) -> Figures:
     """Return the metrics of simple methods that learn from the training split.
 
     Args:
         task: The fitted task.
         train: The training split.
         last: The answers of the model for the same rows.
+        share: Share of the usual time of slow methods, 0 to 1.
     """
     if train.targets is None or not last.truths:
         return {}
@@ -226,7 +233,7 @@ def simple_figures(task: Task, train: Opened, last: Answers) -> Figures:
     known = np.flatnonzero([target is not None for target in train.targets])
     known_raws = {name: column.take(known) for name, column in train.raws.items()}
     targets = [train.targets[row] for row in known.tolist()]
-    methods = task.simple_methods(known_raws, targets, raws)
+    methods = task.simple_methods(known_raws, targets, raws, share=share)
     return {description: _figures_of(task, answers, last) for description, answers in methods}
 
 

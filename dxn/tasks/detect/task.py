@@ -231,7 +231,7 @@ class Detect(Task[DetectedObjects]):
         return "no object", [nothing] * len(raws)
 
     def simple_methods(
-        self, train: Raws, targets: Sequence[Any], raws: Raws
+        self, train: Raws, targets: Sequence[Any], raws: Raws, *, share: float = 1.0
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the usual boxes of each class for every row."""
         boxes = usual_boxes(self.target.labels, targets, len(self.target.usual_size))

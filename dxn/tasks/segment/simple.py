@@ -21,6 +21,7 @@ WHOLE = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
 GRID = 64  # rows and columns of the places
 # Pictures and pixels from which the forest learns, and pixels that it classifies: 20 seconds.
 MAX_PICTURES, MAX_LEARNED, MAX_PIXELS = 500, 50_000, 1_000_000
+MAX_READ = 30_000_000  # pixels whose features are computed; larger pictures are reduced
 TREES, FEWEST = 20, 5  # and pixels of a leaf
 WINDOWS = (5, 13, 31)  # pixels whose mean and deviation are features
 SEED = 0
@@ -31,6 +32,7 @@ def simple_masks(
     pictures: Sequence[Any],
     masks: Sequence[Mask],
     others: Sequence[Any],
+    share: float = 1.0,
 ) -> Iterator[tuple[str, list[Segmented]]]:
     """Yield the answers of two methods, with their description.
 
@@ -39,6 +41,7 @@ def simple_masks(
         pictures: Training pictures (C, H, W) uint8, None where missing.
         masks: Their masks.
         others: Pictures that are answered.
+        share: Share of the usual time of the forest, 0 to 1.
     """
     counts = np.zeros((GRID, GRID, len(target.labels)), np.int64)
     rows, columns = np.indices((GRID, GRID))
@@ -48,16 +51,19 @@ def simple_masks(
         np.add.at(counts, (rows[has_class], columns[has_class], classes[has_class]), 1)
     places = Segmented(torch.from_numpy(counts.argmax(2)).byte(), WHOLE)
     yield "most frequent class of each place", [places] * len(others)
-    chosen = spaced_rows(len(pictures), min(MAX_PICTURES, len(pictures)))
+    chosen = spaced_rows(len(pictures), max(round(share * MAX_PICTURES), 1))
+    num_pixels = others[0][0].numel() * (len(chosen) + len(others))
+    factor = math.ceil((num_pixels / (share * MAX_READ)) ** 0.5)
     random = np.random.default_rng(SEED)
     features: list[np.ndarray] = []
     known: list[np.ndarray] = []
     for row in chosen:
-        if (pixels := pictures[row]) is None:
+        if (picture := pictures[row]) is None:
             continue
+        pixels = picture[:, ::factor, ::factor]
         classes = _sampled(target.index_of(masks[row]), (pixels.shape[-2], pixels.shape[-1]))
         places_known = np.flatnonzero(_is_known(classes, target))
-        count = min(MAX_LEARNED // len(chosen), len(places_known))
+        count = min(round(share * MAX_LEARNED / len(chosen)), len(places_known))
         picked = random.choice(places_known, count, replace=False)
         x = pixel_features(pixels)
         features.append(x.reshape(len(x), -1).T[picked])
@@ -72,8 +78,8 @@ def simple_masks(
     forest.fit(np.concatenate(features), np.concatenate(known))
     answers: list[Segmented] = []
     for picture in others:
-        x = pixel_features(picture)
-        step = math.ceil((x[0].size * len(others) / MAX_PIXELS) ** 0.5)
+        x = pixel_features(picture[:, ::factor, ::factor])
+        step = math.ceil((x[0].size * len(others) / (share * MAX_PIXELS)) ** 0.5)
         x = x[:, step // 2 :: step, step // 2 :: step]
         classes = forest.predict(x.reshape(len(x), -1).T).reshape(x.shape[1:])
         answers.append(Segmented(torch.from_numpy(classes).byte(), WHOLE))

@@ -309,9 +309,9 @@ class Segment(Task[PixelClasses]):
         return f"always {self.target.labels[best]}", [same] * len(raws)
 
     def simple_methods(
-        self, train: Raws, targets: Sequence[Any], raws: Raws
+        self, train: Raws, targets: Sequence[Any], raws: Raws, *, share: float = 1.0
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the most frequent class of each place, and the answers of a random forest."""
         if not self.instances:
             name = self.target.input
-            yield from simple_masks(self.target, train[name], targets, raws[name])
+            yield from simple_masks(self.target, train[name], targets, raws[name], share)

@@ -327,7 +327,7 @@ class Span(Task[SpanTarget]):
         return "always no answer", [SpanAnswer("", None, None, 1.0)] * len(raws)
 
     def simple_methods(
-        self, train: Raws, targets: Sequence[Any], raws: Raws
+        self, train: Raws, targets: Sequence[Any], raws: Raws, *, share: float = 1.0
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield the sentence of each text that shares most words with the question."""
         context = self.target.windows.context
