@@ -32,6 +32,7 @@ CHECKPOINTS = "checkpoints"
 PRETRAINING = "pretrain"  # a run folder of its own
 LOG = "metrics.jsonl"
 METRICS = "metrics.json"
+VALIDATION = "validation.json"  # metrics of a trial of a search, which is not evaluated
 PREDICTIONS = "predictions.csv"
 TOKENS = "tokens.png"
 REPORT = "report.html"

@@ -196,18 +196,18 @@ class Results(Strict):
         others = self.model_dump(mode="json", exclude={"metrics"}, exclude_defaults=True)
         return {**self.metrics, **others}
 
-    def write(self, folder: Path) -> None:
-        """Write metrics.json."""
-        write_text(folder / METRICS, json_text(self.content(), indent=1))
+    def write(self, folder: Path, name: str = METRICS) -> None:
+        """Write metrics.json, or a file with another name."""
+        write_text(folder / name, json_text(self.content(), indent=1))
 
 
-def read_results(folder: Path) -> Results | None:
-    """Read metrics.json of an untrusted folder; None if it has none.
+def read_results(folder: Path, name: str = METRICS) -> Results | None:
+    """Read metrics.json of an untrusted folder, or a file with another name; None if it has none.
 
     Raises:
         UserError: If the file is damaged.
     """
-    path = folder / METRICS
+    path = folder / name
     if not path.exists():
         return None
     content = load_json(path, allow_nan=True)

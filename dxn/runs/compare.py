@@ -14,13 +14,13 @@ from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
 from dxn.core.display import cut, number, print_table
 from dxn.core.errors import UserError
-from dxn.core.files import METRICS
+from dxn.core.files import METRICS, VALIDATION
 from dxn.core.printable import printable
 from dxn.core.results import ALL, Results, read_results
 from dxn.report.answers import Scores, common_scores, read_scores
 from dxn.report.intervals import MIN_ROWS, paired
 from dxn.report.tables import interval_text
-from dxn.runs.folder import is_run
+from dxn.runs.folder import TRIALS, is_run
 from dxn.tasks.metric import MIN_BLOCKS
 
 # Options that only name where a run is written or continued.
@@ -36,14 +36,16 @@ class ComparedRun:
     Args:
         name: Short name of the run, different from that of the others.
         options: Values of its configuration, by dotted key.
-        results: Content of metrics.json.
+        results: Content of metrics.json, or of validation.json of a trial.
         scores: Content of scores.json. None: there is none.
+        is_trial: Whether it is a trial of a search that was not evaluated.
     """
 
     name: str
     options: Mapping[str, Any]
     results: Results
     scores: Scores | None
+    is_trial: bool = False
 
 
 def compared_runs(folders: Sequence[Path], settings: Settings) -> list[ComparedRun]:
@@ -66,15 +68,19 @@ def compared_runs(folders: Sequence[Path], settings: Settings) -> list[ComparedR
 
 def print_comparison(runs: Sequence[ComparedRun]) -> None:
     """Print the metrics with all inputs and their 95% intervals, and the options that differ."""
-    figures = [run.results.figures().get(ALL, {}) for run in runs]
+    splits = [run.results.split for run in runs]
+    if validation := _validation_figures(runs):
+        figures, splits = validation, ["validation"] * len(runs)
+    else:
+        figures = [run.results.figures().get(ALL, {}) for run in runs]
     metrics = dict.fromkeys(name for values in figures for name in values)
     _print_rows(
         "metric",
         runs,
         {
             name: [
-                _figure(values.get(name), run.results.interval(ALL, name))
-                for run, values in zip(runs, figures, strict=True)
+                _figure(values.get(name), _interval(run.results, split, name))
+                for run, values, split in zip(runs, figures, splits, strict=True)
             ]
             for name in metrics
         },
@@ -102,8 +108,24 @@ def comparison_lines(runs: Sequence[ComparedRun]) -> list[str]:
     if len({run.results.task for run in runs}) > 1:
         lines.append("note: the runs have different tasks, so most metrics differ in meaning")
     if len({run.results.split for run in runs}) > 1:
-        lines.append("note: the runs were evaluated on different splits")
+        shown = ", so the metrics of the validation split are shown"
+        lines.append(
+            "note: the runs were evaluated on different splits"
+            + (shown if _validation_figures(runs) else "")
+        )
     return [*lines, *(_test(runs[0], other) for other in runs[1:])]
+
+
+def _validation_figures(runs: Sequence[ComparedRun]) -> list[Mapping[str, float]]:
+    """Return the validation metrics of runs of different splits; none if a run has none."""
+    figures = [run.results.figures("validation").get(ALL, {}) for run in runs]
+    are_different = len({run.results.split for run in runs}) > 1
+    return [*figures] if are_different and all(figures) else []
+
+
+def _interval(results: Results, split: str, name: str) -> tuple[float, float] | None:
+    """Return the interval of a metric, which only the evaluated split has."""
+    return results.interval(ALL, name) if split == results.split else None
 
 
 def _belongs_to_different_classes(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -136,6 +158,11 @@ def _figure(value: float | None, ends: tuple[float, float] | None) -> str:
 
 def _test(first: ComparedRun, other: ComparedRun) -> str:
     a, b = first.scores, other.scores
+    if first.is_trial or other.is_trial:
+        return (
+            f"{other.name}: no paired test, because dxn tune evaluates single rows of the best "
+            "trial only."
+        )
     if a is None or b is None or a.name != b.name:
         return (
             f"{other.name}: no paired test, because the runs have no common scores of single rows; "
@@ -179,14 +206,20 @@ def _read(folder: Path, name: str, settings: Settings) -> ComparedRun:
         raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
     values = Settings.load(folder, settings.folder_trust).values
     results = read_results(folder)
+    is_trial = results is None
+    if is_trial:
+        results = read_results(folder, VALIDATION)
     if results is None:
-        raise UserError(f"run: {folder}: has no {METRICS}, because its training has not finished")
+        reason = "its training has not finished"
+        if folder.parent.name == TRIALS:
+            reason = "the trial was pruned, has failed or has not finished; see trials.csv"
+        raise UserError(f"run: {folder}: has no {METRICS}, because {reason}")
     options = {
         key: lookup(values, key)[1]
         for key in leaves(values)
         if key.partition(".")[0] not in IGNORED
     }
-    return ComparedRun(name, options, results, read_scores(folder))
+    return ComparedRun(name, options, results, read_scores(folder), is_trial)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

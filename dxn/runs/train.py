@@ -15,7 +15,7 @@ from dxn.config.instantiate import build
 from dxn.config.settings import Settings, plain
 from dxn.core.display import duration, print_line
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import MODEL, PRETRAINING, WEIGHTS
+from dxn.core.files import MODEL, PRETRAINING, VALIDATION, WEIGHTS
 from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import Results, read_results
@@ -151,7 +151,12 @@ def train_one(
             if on_epoch is not None:
                 figures = best_figures(run.folder, state)
                 results = results_of(run, run.model, task, figures, state)
+                if trainer.hardware.is_main:
+                    results.write(run.folder, VALIDATION)
             else:
+                if trainer.hardware.is_main:
+                    # The best trial of a search is evaluated after it.
+                    (run.folder / VALIDATION).unlink(missing_ok=True)
                 results = evaluate(run, state, limit, batch_size=evaluation_size, log=log)
         except KeyboardInterrupt as error:
             if run is None:

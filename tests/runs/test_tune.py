@@ -91,6 +91,15 @@ def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(tab
         assert re.search(
             rf"trial {row['trial']} \(.*\): pruned after epoch {row['epochs']}: ", start
         )
+    # All complete trials have validation metrics, and the best one of them has test metrics.
+    others = [row for row in complete if row is not best]
+    trials = [folder / "trials" / row["trial"] for row in (best, *others[:2])]
+    assert main(["compare", f"run=[{trials[0]},{trials[1]}]"]) == 0
+    shown = capsys.readouterr().out
+    assert "so the metrics of the validation split are shown" in " ".join(shown.split())
+    assert number(float(others[0]["validation/accuracy"])) in shown
+    assert main(["compare", f"run=[{folder / 'trials' / pruned[0]['trial']},{trials[1]}]"]) == 2
+    assert "because the trial was pruned, has failed" in " ".join(capsys.readouterr().err.split())
     assert f"best options: backbone.depth={best['backbone.depth']} optimizer.lr=" in output
     assert re.search(rf"next: dxn predict run={folder}/best ", output)
     # The folder of the search stands for its best run.
