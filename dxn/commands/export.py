@@ -53,16 +53,20 @@ class Export(FromWeights, ZeroShotLabels):
         # A model folder can be in the cache of the hub, where nothing else should be written.
         parent = Path(self.run) if self.run is not None and is_run(Path(self.run)) else Path()
         folder = Path(self.output or parent / "export" / self.format)
+        # A large model takes a minute.
+        about = f"exporting {self.run or self.weights.source} to {folder} as {self.format}"
         # Float32 on a CPU, because these are the weights that the run has.
         texts = {"labels": self.labels, "template": self.template}
         if self.format == "public":
             run = self.required_run()
             source = self._weights_of(Path(run))
+            print_line(about)
             options = {"revision": source.revision, "part": source.part, "dtype": self.dtype}
             FromRun.load(self, **texts).save_public(folder, str(source.source), **options)
             print_line(f"written: {folder}")
             return 0
         check_format(self.format)
+        print_line(about)
         predictor = self.load(**texts)
         for line in write_export(predictor, folder, self.format, baseline=self.baseline):
             print_line(line)

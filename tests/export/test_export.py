@@ -106,6 +106,7 @@ def test_a_model_with_a_baseline_of_texts_answers_like_its_transformer(fruit, ex
 
 def test_an_export_says_that_it_leaves_out_a_baseline_of_texts(export_of_fruit):
     printed = " ".join(export_of_fruit[1].split())
+    assert printed.startswith("exporting ")
     assert "note: the graph has no baseline (TF-IDF" in printed
     assert "answers like the transformer alone" in printed
 
