@@ -67,6 +67,7 @@ Schedule = Callable[[float], float]
 # by this fraction of the limit. Otherwise the first steps, which take longer, would make the
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
+STEP_WORK = 3  # operations of a training step for each operation of the forward pass alone
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
 # Inputs are dropped in this fraction of the training, if that waits for the model to learn. The
 # model then learns from all inputs together.
@@ -186,6 +187,8 @@ class Fit:
                 remove_unfinished(path)
         self.limit = Limit(trainer.max_minutes)
         self.expected_validation = 0.0  # seconds, before the first one
+        self.expected_step = 0.0  # seconds, by the speed of a validation
+        self.last_step = 0.0  # seconds
         self.state = State(batch_size=batch_size or trainer.batch_size * num_processes)
         if trainer.batch_tokens is not None:
             # For as many processes as batch_size, which a resumed training takes from its start.
@@ -465,6 +468,7 @@ class Fit:
         state.batch += num_batches
         state.seconds += sums.seconds
         state.elapsed += sums.seconds
+        self.last_step = sums.seconds
         factor = self.schedule(self.progress)
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
@@ -706,6 +710,7 @@ class Fit:
             state.validated = kept
             self._leave_out()
         self.expected_validation = seconds * kept
+        self.expected_step = STEP_WORK * seconds * state.batch_size * self.trainer.grad_accum_steps
         self.limit = replace(self.limit, before=self.limit.before + spent)
         state.before = self.limit.before
 
@@ -810,10 +815,13 @@ class Fit:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether no step fits into the time limit any more. The first step always does."""
+        """Whether less than half of a step fits into the time limit. The first step always does."""
         state = self.state
         has_begun = state.epoch > 0 or state.batch > 0
-        return has_begun and state.elapsed >= self.seconds_of_steps
+        # The first step can compile the model, and a model that writes is validated slowly, so the
+        # smaller estimate counts.
+        step = min(self.last_step, self.expected_step)
+        return has_begun and state.elapsed + step / 2 >= self.seconds_of_steps
 
     def _waits(self, option: Waiting) -> bool:
         """Whether an option has no effect yet, because the model can still be at chance."""
