@@ -157,6 +157,13 @@ class Situation:
         )
 
     @property
+    def has_rules(self) -> bool:
+        """Whether there are rules for the task from random weights."""
+        space = self.task.space
+        is_codec = self.task.answer_kind is AnswerKind.CODES
+        return is_codec or (space is not None and space.kind is not None)
+
+    @property
     def num_files(self) -> int:
         """Number of inputs that are texts, images, sounds or other files."""
         return sum(not self.readers[key].tabular for key in self.nodes.values())
@@ -181,12 +188,10 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
     Nothing is changed with preset=plain, with pretraining, for a task that has no preset, and with
     the weights of a model of dxn.
     """
-    config, chosen, task = situation.config, situation.chosen, situation.task
+    config, chosen = situation.config, situation.chosen
     source, trust, weights = situation.source, situation.trust, situation.weights
     values = copy.deepcopy(dict(config))
-    is_codec = task.answer_kind is AnswerKind.CODES
-    has_preset = is_codec or (task.space is not None and task.space.kind is not None)
-    has_preset = has_preset if weights is None else weights.are_published
+    has_preset = situation.has_rules if weights is None else weights.are_published
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, []
@@ -293,7 +298,8 @@ def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
     config, start = situation.config, situation.finetuning
     # Otherwise the adapters of a new backbone have weights, and fixed options.
     has_encoders = any("backbone" in config["adapters"][key] for key in situation.nodes.values())
-    if start.has_backbone or not situation.is_frozen or not has_encoders:
+    is_new = has_encoders and situation.has_rules
+    if start.has_backbone or not situation.is_frozen or not is_new:
         yield from advise_finetuning(start)
         return
     # All that is trained is new.

@@ -37,11 +37,12 @@ def encoded_once(run: Training) -> dict[str, Opened]:
     """Return the splits of a training with the vectors of inputs whose encoder is frozen.
 
     Inputs with augmentation are encoded in each epoch, as are those of a task that needs more of
-    them than vectors.
+    them than vectors, such as the words of each token.
     """
     splits = dict(run.splits)
     limit = round(run.loader.encoded_gb * GB)
-    if not limit or run.task.answer_kind not in PER_SAMPLE or run.source.stream is not None:
+    needs_vectors = run.task.answer_kind in PER_SAMPLE or run.task.separates_inputs
+    if not limit or not needs_vectors or run.source.stream is not None:
         return splits
     for key in dict.fromkeys(run.model.inputs.values()):
         names = [name for name, other in run.model.inputs.items() if other == key]

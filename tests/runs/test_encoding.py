@@ -97,6 +97,17 @@ def test_values_are_encoded_once_and_the_training_is_the_same(folder, tmp_path, 
     assert figures[0]["test/loss"] == pytest.approx(figures[1]["test/loss"], abs=1e-5)
 
 
+def test_vectors_of_texts_and_pictures_that_are_compared_are_encoded_once(
+    folder, tmp_path, cache, capsys
+):
+    options = ["head=contrastive", "target=null", "trainer.epochs=1"]
+    plain = train(folder, tmp_path / "plain", *options, "loader.encoded_gb=0")
+    first = train(folder, tmp_path / "first", *options)
+    assert "values once" in " ".join(capsys.readouterr().out.split())
+    for name, tensor in plain.items():
+        assert torch.allclose(first[name], tensor, rtol=0, atol=1e-5), name
+
+
 def test_only_new_values_are_encoded(folder, tmp_path, cache, capsys):
     train(folder, tmp_path / "first")
     capsys.readouterr()
