@@ -26,6 +26,7 @@ from dxn.presets.finetuning import MAX_TRAINED, Start, advise_finetuning, tokens
 from dxn.presets.finetuning import MINUTES as MINUTES_OF_FINETUNING
 from dxn.presets.rules import (
     MUON,
+    PER_TOKEN,
     Advice,
     Facts,
     advise_audio,
@@ -244,8 +245,8 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
     config, task, source = situation.config, situation.task, situation.source
     nodes, readers = situation.nodes, situation.readers
     train = source.splits["train"]
-    is_forecast = task.answer_kind is AnswerKind.QUANTILES
-    if is_forecast:
+    kind = task.answer_kind
+    if kind is AnswerKind.QUANTILES:
         from dxn.tasks.forecast.task import MANY_WINDOWS
 
         if len(train) < MANY_WINDOWS:
@@ -253,13 +254,12 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
     num_files = situation.num_files
     sample = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
     object_size = None
-    if task.answer_kind is AnswerKind.OBJECTS:
+    if kind in (AnswerKind.OBJECTS, AnswerKind.PIXELS):
         object_size = task.object_size(sample.cells.get(TARGET, ()))
         if object_size is None:  # events, for which there are no rules
             return
     rows = source.num_training_rows
-    is_codec = task.answer_kind is AnswerKind.CODES
-    has_many_values = object_size is not None or is_codec
+    has_many_values = object_size is not None or kind is AnswerKind.CODES
     many = rows >= MANY or num_files > 1 or has_many_values
     minutes = minutes or (MANY_MINUTES if many else MINUTES)
     limit = situation.minutes(minutes)
@@ -274,9 +274,8 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
         rows,
         len(nodes),
         num_files,
+        kind=kind,
         object_size=object_size,
-        is_forecast=is_forecast,
-        is_codec=is_codec,
         minutes=minutes,
         epochs_within_limit=epochs_within_limit,
     )
@@ -358,10 +357,12 @@ def _training_advice(
     batch_size = 32 if rows < FEW else 128 if rows >= MANY else 64
     minutes: float | None = facts.minutes
     is_joint = False
-    if facts.is_forecast:
+    if facts.kind is AnswerKind.QUANTILES:
         views, fewest, batch_size, options = WINDOW_VIEWS, MIN_WINDOW_EPOCHS, 64, FORECAST
-    elif facts.is_codec:
+    elif facts.kind is AnswerKind.CODES:
         batch_size, options = CODEC_BATCH, CODEC
+    elif facts.kind in PER_TOKEN:
+        options = {"trainer.ema_decay": 0.99, "backbone.position.kind": "rotary"}
     elif facts.object_size is not None:
         # A picture has several objects, so that fewer pictures make a batch.
         batch_size, options = 8 if rows < FEW else batch_size, {"trainer.ema_decay": 0.99}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.text.scripts import count_words
 
@@ -42,10 +43,10 @@ class Facts:
         num_inputs: Number of inputs of the model.
         num_files: Number of inputs that are files or texts, and not columns of a table.
         prefix: Key of the adapter's options, such as "adapters.text".
+        kind: What a row gets.
         object_size: Usual height and width of the objects that are to be found, in pixels, or as
-            fractions if both are at most 1. None: the targets are no objects.
-        is_forecast: Whether the target continues a series.
-        is_codec: Whether the input itself is restored.
+            fractions if both are at most 1; or of areas of one class in masks, in pixels. None: the
+            targets are neither.
         minutes: Time limit of the training.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
@@ -55,9 +56,8 @@ class Facts:
     num_inputs: int
     num_files: int
     prefix: str = ""
+    kind: AnswerKind | None = None
     object_size: Sequence[float] | None = None
-    is_forecast: bool = False
-    is_codec: bool = False
     minutes: float = 5.0
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
 
@@ -68,6 +68,17 @@ class Facts:
 
 # Texts
 
+# Each word of a text has an answer, for which the words around it matter.
+PER_TOKEN = (AnswerKind.TAGS, AnswerKind.SPAN)
+# Names, which are often tagged, are rarely repeated, but their subwords are.
+TAGGED = {
+    "tokenizer.kind": "bpe",
+    "vocab_size": 4_000,
+    "conv_kernel": 3,
+    "dropout": 0.3,
+    "augment.token_mask": 0.15,
+    "augment.subword_dropout": 0.1,
+}
 MAX_ROWS = 50_000  # training rows up to which single words are regularized strongly
 MIN_WORDS = 2  # fewer: names and single words, whose letters tell more than the word
 MAX_WORD_CHARS = 12  # more: codes and addresses, which keep their subwords
@@ -100,6 +111,10 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         return []
     unit = "word" if words == 1 else "words"
     about = f"{facts.rows:,} texts with a median of {words:g} {unit}"
+    if facts.kind is AnswerKind.SPAN:
+        return facts.advice({"tokenizer.kind": "word", "conv_kernel": 3}, about)
+    if facts.kind is AnswerKind.TAGS:
+        return facts.advice(TAGGED, about)
     options = {
         "tokenizer.kind": "word" if has_several_words else "character",
         "tokenizer.lowercase": True,
@@ -164,11 +179,15 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     side = max(height, width)
     if facts.object_size is not None:
         size = "×".join(f"{length:.3g}" for length in facts.object_size)
-        about = f"{about}, objects of usually {size}"
-        options = _for_objects(height, width, facts.object_size) | channels
+        if facts.kind is AnswerKind.PIXELS:
+            about = f"{about}, areas of usually {size}"
+            options = _for_pixels(height, width, facts) | channels
+        else:
+            about = f"{about}, objects of usually {size}"
+            options = _for_objects(height, width, facts.object_size) | channels
         advice = facts.advice(options, about)
         return [*advice, *_backbone_advice(about, is_alone=facts.num_inputs == 1)]
-    if facts.is_codec:
+    if facts.kind is AnswerKind.CODES:
         return facts.advice(_for_codes(height, width) | channels, about)
     # Next to other inputs, 16 to 25 tokens: how inputs belong together is learned sooner from few
     # tokens.
@@ -248,6 +267,47 @@ def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[
     }
 
 
+# Pixels of the shorter side of a usual area of one class: with more, its edges are sharper, and
+# with fewer than the second number, areas are lost.
+PER_AREA, MIN_PER_AREA = 12, 6
+# Pixels of the longer side which a picture keeps anyway, and those of a part of a larger picture.
+MIN_SIDE, TILE = 96, 256
+# Pictures that a training must see. If fewer fit into the time limit, they are reduced further. A
+# token with its pixels takes so many times as long as in the backbone alone.
+ENOUGH_PICTURES, PIXEL_COST = 8_000, 4
+MASK_PATCH = 8
+
+
+def _for_pixels(height: int, width: int, facts: Facts) -> dict[str, Any]:
+    """Return options for the class of each pixel, by the usual size of an area of one class.
+
+    Args:
+        height: Usual height of a picture.
+        width: Usual width of a picture.
+        facts: What is known about the training.
+    """
+    assert facts.object_size is not None
+    longer, shorter = max(height, width), min(facts.object_size)
+
+    def side_of(per_area: float) -> int:
+        side = min(max(longer * per_area / shorter, MIN_SIDE), longer)
+        return math.ceil(side / MASK_PATCH) * MASK_PATCH
+
+    def views(side: int) -> float:
+        pixels = min(side, TILE) ** 2 * min(height, width) / longer
+        return facts.rows * facts.epochs_within_limit(PIXEL_COST * pixels / MASK_PATCH**2)
+
+    sides = [side_of(per_area) for per_area in range(PER_AREA, MIN_PER_AREA - 1, -1)]
+    side = next((side for side in sides if views(side) >= ENOUGH_PICTURES), sides[-1])
+    return {
+        "stem": "residual",
+        "patch_size": MASK_PATCH,
+        "image_size": side,
+        "augment.flip": True,
+        "augment.zoom": 0.5,
+    }
+
+
 # Sounds
 
 MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
@@ -291,7 +351,7 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "frame_size": 4 if is_alone else 8,
         "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
     }
-    if facts.is_codec:
+    if facts.kind is AnswerKind.CODES:
         return facts.advice(options, about)
     options |= {
         "stem": "residual" if has_residual else "conv",
@@ -351,7 +411,7 @@ def advise_series(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     from dxn.tokenize.series.reader import read_series
     from dxn.tokenize.series.tokenizer import usual_patch_size
 
-    if not facts.is_forecast:
+    if facts.kind is not AnswerKind.QUANTILES:
         return []
     lengths: list[int] = []
     channels = 1

@@ -59,7 +59,7 @@ class LossSum(NamedTuple):
 
 
 class AnswerKind(Enum):
-    """What a row gets: a class, labels, a number, quantiles of future values, objects or codes."""
+    """What a row gets, such as a class, quantiles of future values, or the class of each pixel."""
 
     CLASS = auto()
     LABELS = auto()
@@ -67,6 +67,9 @@ class AnswerKind(Enum):
     QUANTILES = auto()
     OBJECTS = auto()
     CODES = auto()
+    PIXELS = auto()
+    TAGS = auto()
+    SPAN = auto()
 
 
 # Answers that a classical model can learn from features of the inputs.

@@ -34,7 +34,7 @@ from dxn.tasks.entities import (
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names, NamesState, class_name, explain_case
-from dxn.tasks.space import Batch, Categorical, LossSum
+from dxn.tasks.space import AnswerKind, Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 from dxn.tasks.task import Raws, Task
 from dxn.tokenize.cells.joined import list_of
@@ -254,6 +254,7 @@ class Tags(Names):
 class PerWord(Categorical):
     """Logits (B, N, K) of the tags of each token; targets are indices (B, n) with n <= N."""
 
+    kind = AnswerKind.TAGS
     mixes = False
     names: Tags
 

@@ -281,13 +281,13 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         return {"prediction": self.answer(prediction, inputs)["prediction"]}
 
     def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
-        """Return the usual height and width of objects in pictures, as targets are written.
+        """Return the usual height and width of objects in pictures, or of areas of one class.
 
         Args:
             cells: Cells of the target.
 
         Returns:
-            None, the default: the targets are no objects in pictures.
+            As targets are written. None, the default: they are neither objects nor masks.
         """
         return None
 

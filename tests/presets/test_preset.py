@@ -18,14 +18,15 @@ from dxn.cli import main
 from dxn.presets.finetuning import LR, Start, advise_finetuning
 from dxn.presets.preset import RULES, _training_advice, is_chosen
 from dxn.presets.rules import Facts
+from dxn.tasks.space import AnswerKind
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 
 # The preset does not depend on the baseline.
 SHORT = [*SMALL, "trainer.max_minutes=0.001", "baseline=none"]
 
 
-def advised(adapter, cells, *, rows=1000, num_inputs=1, is_codec=False):
-    facts = Facts(rows, num_inputs, num_inputs, "adapters.x", is_codec=is_codec)
+def advised(adapter, cells, *, rows=1000, num_inputs=1, **known):
+    facts = Facts(rows, num_inputs, num_inputs, "adapters.x", **known)
     return {each.key: each.value for each in RULES[adapter.modality](cells, facts)}
 
 
@@ -214,7 +215,7 @@ def test_the_patches_of_small_images_are_small():
     [((28, 20), 4, [28, 20]), ((60, 45), 8, [64, 48]), ((300, 30), 8, [64, 8])],
 )
 def test_all_pictures_of_a_codec_get_one_size_and_stay_as_they_are(shape, patch, size):
-    found = advised(ImageAdapter(8), [np.zeros((*shape, 3), np.uint8)], is_codec=True)
+    found = advised(ImageAdapter(8), [np.zeros((*shape, 3), np.uint8)], kind=AnswerKind.CODES)
     assert found == {
         "adapters.x.stem": "conv",
         "adapters.x.patch_size": patch,
@@ -399,8 +400,8 @@ def test_a_block_that_the_preset_removes_cannot_have_bottleneck_tokens(tmp_path,
 )
 def test_tokens_are_smaller_than_the_objects(shape, size, patch, image_size):
     pictures = [np.zeros((*shape, 3), np.uint8)] * 3
-    facts = Facts(300, 1, 1, "adapters.x", object_size=size)
-    found = {each.key: each.value for each in RULES["image"](pictures, facts)}
+    kind = AnswerKind.OBJECTS
+    found = advised(ImageAdapter(8), pictures, rows=300, kind=kind, object_size=size)
     assert found["adapters.x.patch_size"] == patch
     assert found["adapters.x.image_size"] == image_size
     assert found["adapters.x.stem"] == "residual" and found["backbone.depth"] == 2
@@ -415,6 +416,61 @@ def test_a_training_for_objects_uses_the_rules(tmp_path):
     config = saved(tmp_path / "run")
     assert config["adapters"]["image"]["patch_size"] == 8
     assert config["adapters"]["image"]["augment"]["flip"] is True
+    assert not config["trainer"]["mixup"]
+
+
+@pytest.mark.parametrize(
+    ("area", "epochs", "image_size"),
+    [
+        ((40, 24), 100, 256),  # half of its size, with 12 pixels per area
+        ((40, 24), 10, 152),  # too few pictures fit into the time limit
+        ((5, 5), 100, 512),  # small areas need all pixels
+        ((400, 400), 100, 96),
+    ],
+)
+def test_pictures_with_masks_are_as_large_as_their_areas_need(area, epochs, image_size):
+    def epochs_within_limit(tokens):
+        return epochs * 16 * 32 * 4 / tokens  # at half the size
+
+    pictures = [np.zeros((256, 512, 3), np.uint8)] * 3
+    known = {"kind": AnswerKind.PIXELS, "object_size": area}
+    found = advised(
+        ImageAdapter(8), pictures, rows=300, epochs_within_limit=epochs_within_limit, **known
+    )
+    assert found["adapters.x.image_size"] == image_size
+    assert found["adapters.x.stem"] == "residual" and found["adapters.x.augment.flip"]
+
+
+def test_a_training_with_masks_uses_the_rules(tmp_path):
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    stripes = np.tile(np.repeat(np.uint8([0, 1]), 100), (300, 1))
+    for i in range(6):
+        Image.fromarray(np.uint8([[40, 90, i]]).repeat(60000, 0).reshape(300, 200, 3)).save(
+            tmp_path / f"images/{i}.png"
+        )
+        Image.fromarray(stripes).save(tmp_path / f"masks/{i}.png")
+    options = [option for option in SHORT if "batch_size" not in option]
+    assert main(["train", str(tmp_path), f"run={tmp_path}/run", *options, "optimizer=adamw"]) == 0
+    config = saved(tmp_path / "run")
+    assert (config["adapters"]["image"]["image_size"], config["batch_size"]) == (96, 8)
+
+
+@pytest.mark.parametrize(("column", "kind"), [("tags", "bpe"), ("answers", "word")])
+def test_tags_and_answers_have_rules_of_their_own(column, kind, tmp_path):
+    rows = []
+    for i in range(40):
+        words = [f"Ada{i}", "Lind", "lives", "in", "Oslo"]
+        answer = {"text": [words[0]], "answer_start": [0]}
+        asked = {"context": " ".join(words), "question": f"Who is number {i}, and where?", "answers": answer}
+        tagged = {"text": words, "tags": ["B-person", "I-person", "O", "O", "B-place"]}
+        rows.append(json.dumps(tagged if column == "tags" else asked))
+    (tmp_path / "table.jsonl").write_text("\n".join(rows))
+    options = [f"target={column}", f"run={tmp_path}/run", *SHORT]
+    assert main(["train", str(tmp_path / "table.jsonl"), *options]) == 0
+    config = saved(tmp_path / "run")
+    assert config["adapters"]["text"]["tokenizer"]["kind"] == kind
+    assert config["backbone"]["position"]["kind"] == "rotary"
     assert not config["trainer"]["mixup"]
 
 

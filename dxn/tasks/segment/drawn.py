@@ -27,6 +27,7 @@ UNKNOWN = 65535  # value of a class that the training split does not have
 # Rows that the edges of all polygons of a picture cross: each pixel some times, or a number that
 # takes about a second. More are damaged or made to take time.
 MAX_CROSSINGS, CROSSINGS_PER_PIXEL = 10_000_000, 4
+MAX_EXTENT = 4096  # pixels of a picture whose size is not known
 CHUNK = 1_000_000  # crossings at a time, which limits the memory
 FIRST = ord("0")  # character of the number 0 in compressed run lengths
 BITS = 5  # of a number in a character
@@ -183,6 +184,24 @@ def read_areas(
             continue
         areas.append(Area(label, area, is_crowd(item), is_ignored(item)))
     return areas
+
+
+def extent(cell: Any) -> tuple[int, int]:
+    """Return the height and width up to which the objects of a cell reach, from 1 to MAX_EXTENT.
+
+    Raises:
+        BadMedia: If an object has neither polygons nor run lengths.
+    """
+    ends = [np.ones(2)]
+    for item in list_of_objects(cell) or ():
+        area = item.get(SEGMENTATION) if isinstance(item, Mapping) else None
+        if isinstance(area, Mapping):
+            with suppress(TypeError, ValueError, OverflowError):
+                ends.append(np.asarray(area.get("size"), np.float64).reshape(2))
+        elif area is not None:
+            ends += [corners.max(0)[::-1] for corners in polygons(area)]
+    height, width = np.nan_to_num(np.ceil(np.max(ends, 0))).clip(1, MAX_EXTENT).astype(int).tolist()
+    return height, width
 
 
 def polygons(area: Any) -> list[np.ndarray]:

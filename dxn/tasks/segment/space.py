@@ -12,7 +12,7 @@ from torch import Tensor
 from dxn.tasks.detect.space import Matches, assign
 from dxn.tasks.segment.head import MaskQueries, at_pixels, covered
 from dxn.tasks.segment.target import PixelClasses
-from dxn.tasks.space import Batch, Categorical, LossSum
+from dxn.tasks.space import AnswerKind, Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.patches import PatchGrid
 
@@ -29,6 +29,7 @@ class PerPixel(Categorical):
         dice: Weight of the Dice loss, which counts each class alike.
     """
 
+    kind = AnswerKind.PIXELS
     mixes = False
     names: PixelClasses
 

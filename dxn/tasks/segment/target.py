@@ -22,7 +22,14 @@ from dxn.tasks.detect.objects import check_size, note_on_rows
 from dxn.tasks.infer import COLOR
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import MAX_CLASS_COLUMNS, SHOWN, Names, NamesState
-from dxn.tasks.segment.drawn import BACKGROUND, Drawn, check_units, labels_of, read_drawn
+from dxn.tasks.segment.drawn import (
+    BACKGROUND,
+    Drawn,
+    check_units,
+    extent,
+    labels_of,
+    read_drawn,
+)
 from dxn.tasks.segment.masks import (
     MAX_VALUES,
     WHITE,
@@ -49,6 +56,7 @@ from dxn.tokenize.patches import PatchGrid
 if TYPE_CHECKING:
     from dxn.tasks.segment.task import Segment
 
+MAX_MEASURED = 200  # masks of which areas are measured
 MAX_COUNTED = 2000  # masks of objects that are drawn to count the pixels of each class
 MAX_GRAY = 65535  # largest value in a PNG file
 MAX_SHOWN = 3  # classes whose metrics are shown in tables
@@ -442,6 +450,30 @@ def _positions(placement: Placement, axis: int, count: int, length: int) -> np.n
     origin, scale, unit = (float(tensor[axis]) for tensor in placement)
     fractions = (origin + scale * (np.arange(count) + 0.5) / count) / unit
     return np.floor(fractions * length).astype(np.int64)
+
+
+def usual_area(cells: Sequence[Any]) -> tuple[float, float] | None:
+    """Return the mean height and width of areas of one class in masks, in pixels.
+
+    They are the mean lengths of the runs of pixels of one class along both axes.
+
+    Args:
+        cells: Cells of the target, of which at most MAX_MEASURED are read.
+
+    Returns:
+        None if no cell can be read.
+    """
+    pixels, runs = 0, [0, 0]
+    for cell in evenly_spaced(cells, MAX_MEASURED):
+        # A cell that cannot be read is reported later.
+        with suppress(UserError, BadMedia):
+            drawn = read_drawn(cell, "", {}, extent(cell), Counter())
+            values = decode(read_mask(cell, "").source if drawn is None else drawn)
+            pixels += values.size
+            for axis in range(2):
+                changes = np.count_nonzero(np.diff(values, axis=axis))
+                runs[axis] += changes + values.shape[1 - axis]
+    return (float(pixels / runs[0]), float(pixels / runs[1])) if pixels else None
 
 
 def pictured(tokenizers: Mapping[str, Tokenizer]) -> str:

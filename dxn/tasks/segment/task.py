@@ -35,7 +35,7 @@ from dxn.tasks.segment.instances import (
 from dxn.tasks.segment.masks import Mask, data_url
 from dxn.tasks.segment.simple import WHOLE, simple_masks
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
-from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented
+from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented, usual_area
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Raws, Task
 from dxn.tokenize.base import BadMedia, Placement
@@ -158,6 +158,10 @@ class Segment(Task[PixelClasses]):
                     f"head.{option}: cannot be combined with head.instances=true; leave it out, "
                     f"got {value}"
                 )
+
+    def object_size(self, cells: Sequence[Any]) -> tuple[float, float] | None:
+        """Return the mean height and width of areas of one class, in pixels of the masks."""
+        return usual_area(cells)
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps the tokens of the pictures to logits of each pixel.

@@ -20,7 +20,7 @@ from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.tasks.heads import PairPreHead, PreHead
 from dxn.tasks.metric import Metric
-from dxn.tasks.space import Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.span.target import SpanTarget
 from dxn.tasks.task import Raws, Task
 from dxn.tasks.windows import WINDOW, Windows
@@ -175,6 +175,7 @@ class SpanSpace(Space):
     -1 without an answer.
     """
 
+    kind = AnswerKind.SPAN
     mixes = False
 
     def __init__(self, target: SpanTarget):
