@@ -444,11 +444,11 @@ def test_pictures_with_masks_are_as_large_as_their_areas_need(area, epochs, imag
 def test_a_training_with_masks_uses_the_rules(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
-    stripes = np.tile(np.repeat(np.uint8([0, 1]), 100), (300, 1))
+    stripes = np.tile(np.repeat(np.array([0, 1], np.uint8), 100), (300, 1))
     for i in range(6):
-        Image.fromarray(np.uint8([[40, 90, i]]).repeat(60000, 0).reshape(300, 200, 3)).save(
-            tmp_path / f"images/{i}.png"
-        )
+        Image.fromarray(
+            np.array([[40, 90, i]], np.uint8).repeat(60000, 0).reshape(300, 200, 3)
+        ).save(tmp_path / f"images/{i}.png")
         Image.fromarray(stripes).save(tmp_path / f"masks/{i}.png")
     options = [option for option in SHORT if "batch_size" not in option]
     assert main(["train", str(tmp_path), f"run={tmp_path}/run", *options, "optimizer=adamw"]) == 0
@@ -462,7 +462,11 @@ def test_tags_and_answers_have_rules_of_their_own(column, kind, tmp_path):
     for i in range(40):
         words = [f"Ada{i}", "Lind", "lives", "in", "Oslo"]
         answer = {"text": [words[0]], "answer_start": [0]}
-        asked = {"context": " ".join(words), "question": f"Who is number {i}, and where?", "answers": answer}
+        asked = {
+            "context": " ".join(words),
+            "question": f"Who is number {i}, and where?",
+            "answers": answer,
+        }
         tagged = {"text": words, "tags": ["B-person", "I-person", "O", "O", "B-place"]}
         rows.append(json.dumps(tagged if column == "tags" else asked))
     (tmp_path / "table.jsonl").write_text("\n".join(rows))
