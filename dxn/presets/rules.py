@@ -181,11 +181,11 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         size = "×".join(f"{length:.3g}" for length in facts.object_size)
         if facts.kind is AnswerKind.PIXELS:
             about = f"{about}, areas of usually {size}"
-            options = _for_pixels(height, width, facts) | channels
+            advice = [*_advise_masks(height, width, facts, channels, about)]
         else:
             about = f"{about}, objects of usually {size}"
             options = _for_objects(height, width, facts.object_size) | channels
-        advice = facts.advice(options, about)
+            advice = facts.advice(options, about)
         return [*advice, *_backbone_advice(about, is_alone=facts.num_inputs == 1)]
     if facts.kind is AnswerKind.CODES:
         return facts.advice(_for_codes(height, width) | channels, about)
@@ -267,45 +267,58 @@ def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[
     }
 
 
-# Pixels of the shorter side of a usual area of one class: with more, its edges are sharper, and
-# with fewer than the second number, areas are lost.
-PER_AREA, MIN_PER_AREA = 12, 6
-# Pixels of the longer side which a picture keeps anyway, and those of a part of a larger picture.
-MIN_SIDE, TILE = 96, 256
-# Pictures that a training must see. If fewer fit into the time limit, they are reduced further. A
-# token with its pixels takes so many times as long as in the backbone alone.
-ENOUGH_PICTURES, PIXEL_COST = 8_000, 4
+# For the class of each pixel: pixels of the shorter side of a usual area of one class, with fewer
+# of which areas are lost, and of the longer side of a picture, which small pictures keep.
+PER_AREA, MIN_SIDE = 6, 96
+# Each picture must be seen so often, but not more than so many. The largest size is chosen for
+# which this fits into the time limit. A token with its pixels takes PIXEL_COST times as long as in
+# the backbone alone.
+ENOUGH_VIEWS, ENOUGH_PICTURES, PIXEL_COST = 20, 8_000, 3
 MASK_PATCH = 8
+# Pictures from this longer side on are divided into tiles of this size.
+DIVIDED, TILE = 256, 128
 
 
-def _for_pixels(height: int, width: int, facts: Facts) -> dict[str, Any]:
-    """Return options for the class of each pixel, by the usual size of an area of one class.
+def _advise_masks(
+    height: int, width: int, facts: Facts, channels: Mapping[str, Any], about: str
+) -> Iterator[Advice]:
+    """Yield options for the class of each pixel.
 
     Args:
         height: Usual height of a picture.
         width: Usual width of a picture.
         facts: What is known about the training.
+        channels: Options of its channels.
+        about: What is known about the pictures.
     """
     assert facts.object_size is not None
-    longer, shorter = max(height, width), min(facts.object_size)
+    longer, rows = max(height, width), facts.rows
+    largest = longer if facts.num_inputs == 1 else min(longer, DIVIDED)
+    smallest = min(max(longer * PER_AREA / min(facts.object_size), MIN_SIDE), largest)
+    enough = min(ENOUGH_VIEWS * rows, ENOUGH_PICTURES)
 
-    def side_of(per_area: float) -> int:
-        side = min(max(longer * per_area / shorter, MIN_SIDE), longer)
-        return math.ceil(side / MASK_PATCH) * MASK_PATCH
+    def pictures_within_limit(side: int) -> float:
+        tokens = side**2 * min(height, width) / longer / MASK_PATCH**2
+        return rows * facts.epochs_within_limit(PIXEL_COST * tokens)
 
-    def views(side: int) -> float:
-        pixels = min(side, TILE) ** 2 * min(height, width) / longer
-        return facts.rows * facts.epochs_within_limit(PIXEL_COST * pixels / MASK_PATCH**2)
-
-    sides = [side_of(per_area) for per_area in range(PER_AREA, MIN_PER_AREA - 1, -1)]
-    side = next((side for side in sides if views(side) >= ENOUGH_PICTURES), sides[-1])
-    return {
+    first, last = (math.ceil(side / MASK_PATCH) for side in (smallest, largest))
+    sides = [MASK_PATCH * count for count in range(last, first - 1, -1)]
+    fitting = (side for side in sides if pictures_within_limit(side) >= enough)
+    side = next(fitting, sides[-1])
+    options = {
         "stem": "residual",
         "patch_size": MASK_PATCH,
         "image_size": side,
         "augment.flip": True,
         "augment.zoom": 0.5,
+        **channels,
     }
+    yield from facts.advice(options, about)
+    if side > DIVIDED:
+        yield Advice("head.tile", TILE, about)
+        # An epoch has about all pixels.
+        tiles = side**2 * min(height, width) / longer / TILE**2
+        yield Advice("loader.repeats", math.ceil(tiles), about)
 
 
 # Sounds

@@ -420,17 +420,18 @@ def test_a_training_for_objects_uses_the_rules(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("area", "epochs", "image_size"),
+    ("area", "epochs", "image_size", "tile"),
     [
-        ((40, 24), 100, 256),  # half of its size, with 12 pixels per area
-        ((40, 24), 10, 152),  # too few pictures fit into the time limit
-        ((5, 5), 100, 512),  # small areas need all pixels
-        ((400, 400), 100, 96),
+        ((40, 24), 20, 512, 128),  # all pixels, in tiles
+        ((40, 24), 5, 256, None),  # fewer pixels, so that each picture is seen 20 times
+        ((40, 24), 0.1, 128, None),  # an area keeps 6 pixels
+        ((5, 5), 0.1, 512, 128),  # small areas need all pixels
+        ((400, 400), 0.1, 96, None),
     ],
 )
-def test_pictures_with_masks_are_as_large_as_their_areas_need(area, epochs, image_size):
+def test_pictures_with_masks_are_as_large_as_time_and_areas_allow(area, epochs, image_size, tile):
     def epochs_within_limit(tokens):
-        return epochs * 16 * 32 * 4 / tokens  # at half the size
+        return epochs * 3 * 32 * 64 / tokens  # at the full size
 
     pictures = [np.zeros((256, 512, 3), np.uint8)] * 3
     known = {"kind": AnswerKind.PIXELS, "object_size": area}
@@ -438,6 +439,7 @@ def test_pictures_with_masks_are_as_large_as_their_areas_need(area, epochs, imag
         ImageAdapter(8), pictures, rows=300, epochs_within_limit=epochs_within_limit, **known
     )
     assert found["adapters.x.image_size"] == image_size
+    assert found.get("head.tile") == tile
     assert found["adapters.x.stem"] == "residual" and found["adapters.x.augment.flip"]
 
 
