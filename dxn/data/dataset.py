@@ -20,7 +20,7 @@ from dxn.core.randomness import evenly_spaced
 from dxn.data.loader import BAD, TIMEOUT, BatchOrder, Loader, remaining_inputs
 from dxn.data.raws import RawFiles, digest_of, lengths_of
 from dxn.data.rows import TARGET, Column
-from dxn.tokenize.base import BadMedia, Tokenizer
+from dxn.tokenize.base import VALUES, BadMedia, Tokenizer
 
 if TYPE_CHECKING:
     from dxn.data.encoded import EncodedColumn
@@ -56,6 +56,7 @@ class Opened:
         groups: Group of each row, see `Rows.groups`. None: there are no groups.
         encoded: Output vectors of the frozen encoder of inputs, which batches contain instead of
             their values.
+        keeps_values: Whether batches contain these values, too, under the key VALUES of the input.
     """
 
     raws: Mapping[str, Column]
@@ -74,6 +75,7 @@ class Opened:
     row_ids: np.ndarray | None = None
     groups: Sequence[Any] | None = None
     encoded: Mapping[str, EncodedColumn] = field(default_factory=dict)
+    keeps_values: bool = False
 
     def __post_init__(self):
         # The dataclass is frozen.
@@ -87,9 +89,14 @@ class Opened:
         return len(self.origin)
 
     @property
-    def plain(self) -> Opened:
-        """The same rows, with values instead of output vectors of encoders."""
-        return replace(self, encoded={}) if self.encoded else self
+    def with_values(self) -> Opened:
+        """The same rows, with values beside the output vectors of encoders."""
+        return replace(self, keeps_values=True)
+
+    @property
+    def replaced(self) -> Mapping[str, EncodedColumn]:
+        """The output vectors of the inputs of which batches contain no values."""
+        return {} if self.keeps_values else self.encoded
 
     @property
     def missing(self) -> dict[str, int]:
@@ -182,7 +189,7 @@ class Samples(Dataset):
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
         for name in self.inputs:
-            if name in self.opened.encoded:
+            if name in self.opened.replaced:
                 continue
             files, file_of = self.opened.raws[name].values, self.opened.raws[name].rows
             if isinstance(files, RawFiles) and not files.are_in_memory(file_of):
@@ -298,10 +305,10 @@ class Samples(Dataset):
             for name in self.inputs
             if not self.tokenizers[name].reader.files
             and name not in read
-            and name not in self.opened.encoded
+            and name not in self.opened.replaced
         }
         prepared = [
-            self._inputs(epoch, i, together, self.opened.encoded, drop_inputs=drop_inputs)
+            self._inputs(epoch, i, together, self.opened.replaced, drop_inputs=drop_inputs)
             for i in indices
         ]
         bad = self._bad_files(indices)
@@ -317,11 +324,16 @@ class Samples(Dataset):
             if name in together and having:
                 rands, raws = zip(*having, strict=True)
                 encoded[name] = self.tokenizers[name].batch(raws, rands)
-            elif name in self.opened.encoded and having:
+            elif name in self.opened.replaced and having:
                 encoded[name] = self.opened.encoded[name].batch(row for _, row in having)
         pairs = zip(indices, prepared, strict=True)
         samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
         batch = self.collate(samples, encoded)
+        for name, column in self.opened.encoded.items():
+            if self.opened.keeps_values and name in batch:
+                values, index = batch[name], self.rows[list(indices)] % len(self.opened)
+                vectors = column.batch(index[values["rows"].numpy()])
+                batch[name] = {**vectors, "rows": values["rows"], VALUES: values}
         return {**batch, BAD: bad} if bad else batch
 
     def _bad_files(self, indices: Sequence[int]) -> dict[str, str]:

@@ -16,9 +16,10 @@ from dxn.core.tokens import Tokens
 from dxn.export.examples import PRESENT, Example, Tensors
 from dxn.models.backbone import Backbone
 from dxn.models.model import Ensemble, MultimodalModel, Network
-from dxn.stacking.features import NOT_IN_GRAPHS, Features, features_of
+from dxn.stacking.features import NOT_IN_GRAPHS, Features, input_features
 from dxn.stacking.stacked import Stacked, stacks_of
 from dxn.tasks import Task
+from dxn.tokenize.base import VALUES
 
 EMBEDDING = "embeddings"
 BATCH = "batch"  # name of the size of a batch
@@ -88,11 +89,12 @@ class Graph(nn.Module):
         embeddings: list[Tensor] = []
         for member in self.members:
             model = member.models[0]
-            part = model.first_part(batch)
+            read = member.encode_once(batch) if isinstance(member, Stacked) else batch
+            part = model.first_part(read)
             encoded, pooled = encode(model, part)
             output = model.head(encoded, pooled, part)
             if isinstance(member, Stacked):
-                output = member.mixed(output, features_in_graph(member, batch))
+                output = member.mixed(output, features_in_graph(member, read))
             outputs.append(output)
             embeddings.append(model.embedding(pooled).float())
         space = self.task.space
@@ -144,14 +146,13 @@ def features_in_graph(stack: Stacked, batch: Mapping[str, Any]) -> dict[str, Fea
         return {}
     result: dict[str, Features] = {}
     for name in baseline.inputs:
-        part = batch[name]
-        present = part.get(PRESENT)
-        features = features_of(stack.model.adapter(name), part)
-        assert features is not None  # the baseline was trained with them
-        if present is not None:
-            dense = features.dense.masked_fill(~present[:, None], torch.nan)
-            features = replace(features, dense=dense)
-        result[name] = features
+        present = batch[name].get(VALUES, batch[name]).get(PRESENT)
+        of_input = input_features(stack.model, name, batch, encoded=baseline.encoded)
+        for key, features in of_input.items():
+            dense = features.dense
+            if present is not None:
+                dense = dense.masked_fill(~present[:, None], torch.nan)
+            result[key] = replace(features, dense=dense)
     return result
 
 
@@ -169,7 +170,8 @@ def not_in_graph(network: Network) -> str:
 
 def _without_absent(part: Tokens, batch: Mapping[str, Any]) -> Tokens:
     """Return the tokens of an input, with only padding for samples that lack it."""
-    present = batch[part.spans[-1].name].get(PRESENT)
+    given = batch[part.spans[-1].name]
+    present = given.get(VALUES, given).get(PRESENT)
     if present is None:
         return part
     return replace(part, mask=part.mask & present[:, None], num_real=None)

@@ -244,18 +244,18 @@ class Training:
             samples.keep(loader.overfit)
         return samples
 
-    def validation_samples(self, task: Task, *, plain: bool = False) -> Samples | None:
+    def validation_samples(self, task: Task, *, values: bool = False) -> Samples | None:
         """Return the samples that select the best epoch; None if there is no validation split.
 
         Args:
             task: The task that encodes the targets.
-            plain: Whether they have values instead of output vectors of encoders.
+            values: Whether they have values beside the output vectors of encoders.
         """
         # Overfitting shows whether the model can memorize, so it is validated on what it learns.
         split = "train" if self.loader.overfit else "validation"
         if split not in self.splits:
             return None
-        opened = self.splits[split].plain if plain else self.splits[split]
+        opened = self.splits[split].with_values if values else self.splits[split]
         samples = make_samples(task, opened, self.tokenizers, seed=self.trainer.seed)
         if self.loader.overfit:
             samples.keep(self.loader.overfit)

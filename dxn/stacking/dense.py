@@ -92,8 +92,33 @@ def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> FittedP
     if len(module.landmarks):
         count = min(MAX_LANDMARKS, max(MAX_VALUES // size, COMPARED_LANDMARKS))
         module = _with_landmarks(module, x, order[:count], gamma=float(module.gamma))
+    return _fitted(module, x, targets)
+
+
+def fit_linear(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> FittedPart:
+    """Train a linear ridge regression on the features of inputs, which have equal total variances.
+
+    It does not use which inputs a sample has. A sample without an input that nearly all training
+    rows have would be far from them, and a linear model extrapolates, unlike a kernel.
+
+    Args:
+        x: See `fit_dense`.
+        targets: See `fit_dense`.
+        sizes: See `fit_dense`.
+    """
+    mean, scale = _standardization(x, sizes)
+    for part in scale.split(list(sizes))[1::2]:
+        part.fill_(CONSTANT)
+    module = DenseScores(x.shape[1], targets.values.shape[1])
+    module.mean.copy_(mean)
+    module.scale.copy_(scale * _balance(scale, sizes))
+    return _fitted(module, x, targets)
+
+
+def _fitted(module: DenseScores, x: Tensor, targets: ScoreTargets) -> FittedPart:
+    """Fit the weights of a module to the features x (n, F) of all rows."""
     features, basis = _features(module, x)
-    ridge = fit_ridge(features, y)
+    ridge = fit_ridge(features, targets.values.double().numpy())
     module.weight.copy_(torch.from_numpy(basis @ ridge.weight))
     name = "RBF kernel ridge" if len(module.landmarks) else "ridge"
     return FittedPart(

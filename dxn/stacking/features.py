@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,15 @@ import torch.nn.functional as F
 from einops import rearrange, reduce, repeat
 from torch import Tensor
 
+from dxn.models.pooling import masked_mean
+from dxn.tokenize.base import VALUES
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 from dxn.tokenize.text.scripts import is_mark, is_unspaced
 
 # Name of the features of cells of a table, from which also trees are grown.
 COLUMNS = "columns"
+# Before the name of an input: the key of the features that its encoder computes.
+ENCODER = "#encoder "
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,24 +424,55 @@ FEATURES: dict[str, tuple[Compute, str]] = {
 NOT_IN_GRAPHS = ("text", "image", "video")
 
 
-def features_of(adapter: Any, batch: Mapping[str, Tensor]) -> Features | None:
+def features_of(adapter: Any, batch: Mapping[str, Any]) -> Features | None:
     """Return the features of the samples of a collated batch. None: the modality has none."""
+    batch = batch.get(VALUES, batch)
     compute, key = FEATURES.get(adapter.modality, (None, ""))
     if compute is None or key not in batch:
         return None
     return compute(adapter.plain_values, batch)
 
 
-def model_features(model: Any, batch: Mapping[str, Any]) -> dict[str, Features]:
-    """Return the features of each input of a model that has some, by input name.
+def input_features(
+    model: Any, name: str, batch: Mapping[str, Any], *, encoded: Container[str]
+) -> dict[str, Features]:
+    """Return the features of an input of a batch, and those that its encoder computes.
 
     Args:
         model: A `dxn.models.MultimodalModel`.
-        batch: Batch of the model. Samples that lack an input have NaN.
+        name: Name of the input, which some sample of the batch has.
+        batch: Batch of the model.
+        encoded: Inputs whose encoder is frozen. The mean of its output vectors is a feature, too,
+            with ENCODER before the name as the key.
+    """
+    adapter, part = model.adapter(name), batch[name]
+    features = features_of(adapter, part)
+    result = {} if features is None else {name: features}
+    if name in encoded:
+        mean = mean_vectors(adapter, part)
+        result[ENCODER + name] = Features("vectors of frozen encoders", mean)
+    return result
+
+
+def model_features(
+    model: Any, batch: Mapping[str, Any], *, encoded: Container[str] = ()
+) -> dict[str, Features]:
+    """Return the features of each input of a model, see `input_features`.
+
+    Samples that lack an input have NaN.
     """
     result: dict[str, Features] = {}
     for name in model.inputs:
-        features = features_of(model.adapter(name), batch[name]) if name in batch else None
-        if features is not None:
-            result[name] = features.spread(batch[name]["rows"], batch["#size"])
+        if name in batch:
+            for key, features in input_features(model, name, batch, encoded=encoded).items():
+                result[key] = features.spread(batch[name]["rows"], batch["#size"])
     return result
+
+
+def mean_vectors(adapter: Any, batch: Mapping[str, Any]) -> Tensor:
+    """Return the means (B, E) of the tokens of an input, or of the output vectors of its encoder.
+
+    Not of what a projection, which can have random weights, computes from the output vectors.
+    """
+    tokens = adapter.columns(batch) if isinstance(adapter, EncodedAdapter) else adapter(batch)
+    return masked_mean(tokens.x.float(), tokens.mask)

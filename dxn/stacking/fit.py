@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dxn.stacking.counted import fit_counted
-from dxn.stacking.dense import fit_dense
-from dxn.stacking.features import COLUMNS, Features
+from dxn.stacking.dense import fit_dense, fit_linear
+from dxn.stacking.features import COLUMNS, ENCODER, Features
 from dxn.stacking.modules import FeatureBaseline, FittedPart, ScoreTargets
 from dxn.stacking.trees import fit_trees
 
@@ -19,6 +19,8 @@ INITIAL_SCALE = 2.0
 # Smaller factors of a baseline are not worth its time.
 MIN_FACTOR = 1e-3
 MAX_ITERATIONS = 100
+# Features of the columns of a table that stand beside the vectors of encoders in a linear model.
+MAX_COLUMNS = 500
 
 
 # The factors of the head and of the baseline that are good without any rows, and the weight of the
@@ -51,22 +53,29 @@ def fit_baseline(
     """
     blocks = [block for summary in features.values() for block in summary.counted]
     counted = fit_counted(blocks, targets) if blocks else None
+    widths = {name: summary.dense.shape[1] for name, summary in features.items()}
+    vectors = [name for name in features if name.startswith(ENCODER)]
+    # Unlike small pictures, columns need few features, with which vectors are worth more.
+    columns = [name for name in features if features[name].about == COLUMNS]
+    columns = columns if sum(widths[name] for name in columns) <= MAX_COLUMNS else []
     empty = FeatureBaseline(
         "",
-        dense={name: summary.dense.shape[1] for name, summary in features.items()},
+        dense={name: widths[name] for name in features if name not in vectors},
+        linear={name: widths[name] for name in (*columns, *vectors) if vectors},
         counted={name: [1] * len(summary.counted) for name, summary in features.items()},
         num_outputs=targets.values.shape[1],
     )
-    dense = trees = None
+    dense = linear = trees = None
+    if empty.linear is not None:
+        x = empty.dense_features(features, len(targets.values), empty.num_linear)
+        linear = fit_linear(x, targets, _groups(empty.num_linear))
     if empty.dense is not None:
-        # The additional feature of an input has another unit.
-        sizes = [size for count in empty.num_dense.values() for size in (count, 1)]
-        x = empty.dense_features(features, len(targets.values))
-        dense = fit_dense(x, targets, sizes)
-        columns = _table_columns(empty, features)
-        if len(columns):
-            trees = fit_trees(x, columns, targets, loss_of_rows, share)
-    parts = [part for part in (counted, dense, trees) if part is not None]
+        x = empty.dense_features(features, len(targets.values), empty.num_dense)
+        dense = fit_dense(x, targets, _groups(empty.num_dense))
+        indices = _table_columns(empty, features)
+        if len(indices):
+            trees = fit_trees(x, indices, targets, loss_of_rows, share)
+    parts = [part for part in (counted, dense, linear, trees) if part is not None]
     scores = torch.stack([part.scores for part in parts])
     rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]
     initial = INITIAL_SCALE if targets.are_classes else 1.0
@@ -77,14 +86,16 @@ def fit_baseline(
         [0.0 if part is trees else initial for part in parts],
     )
     scale_of = {id(part): scale for part, scale in zip(parts, scales, strict=True)}
-    if trees is not None and scale_of[id(trees)] < MIN_FACTOR:
-        trees = None
-    elif trees is not None and scale_of[id(dense)] < MIN_FACTOR:
+    useless = {number for number, scale in scale_of.items() if scale < MIN_FACTOR}
+    linear = None if id(linear) in useless else linear
+    trees = None if id(trees) in useless else trees
+    if id(dense) in useless and (linear or trees):
         dense = None
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
     baseline = FeatureBaseline(
-        _about(features, [part for part in (counted, dense, trees) if part is not None]),
+        _about(features, [part for part in (counted, dense, linear, trees) if part is not None]),
         dense=empty.num_dense,
+        linear={} if linear is None else empty.num_linear,
         counted={name: [next(sizes) for _ in ones] for name, ones in empty.counted.items()},
         num_outputs=targets.values.shape[1],
     )
@@ -92,9 +103,11 @@ def fit_baseline(
         baseline.tfidf = nn.ModuleList(counted.modules)
     if dense is not None:
         baseline.dense = dense.modules[0]
+    if linear is not None:
+        baseline.linear = linear.modules[0]
     if trees is not None:
         baseline.trees = trees.modules[0]
-    for part in (counted, dense, trees):
+    for part in (counted, dense, linear, trees):
         if part is not None:
             scale = scale_of[id(part)]
             baseline.bias += scale * part.bias
@@ -191,6 +204,11 @@ def fit_scales(
         options={"maxiter": MAX_ITERATIONS},
     )
     return [float(factor) for factor in result.x]
+
+
+def _groups(counts: Mapping[str, int]) -> list[int]:
+    """Return the sizes of the groups of features: the additional one has another unit."""
+    return [size for count in counts.values() for size in (count, 1)]
 
 
 def _table_columns(baseline: FeatureBaseline, features: Mapping[str, Features]) -> Tensor:

@@ -15,6 +15,7 @@ from dxn.data.dataset import Samples
 from dxn.data.rows import TARGET
 from dxn.models.model import Batch, MultimodalModel
 from dxn.stacking.dense import fit_dense, fit_ridge
+from dxn.stacking.features import mean_vectors
 from dxn.stacking.train import MIN_ROWS, score_targets
 from dxn.tasks import Task
 from dxn.tasks.heads import LinearHead
@@ -170,14 +171,10 @@ def _vectors(model: MultimodalModel, batch: Mapping[str, Any]) -> Tensor:
     vectors: list[Tensor] = []
     for name in model.inputs:
         adapter = model.adapter(name)
-        # Not what a projection with random weights makes of the outputs of an encoder.
-        is_encoder = isinstance(adapter, EncodedAdapter)
-        embed = adapter.columns if is_encoder else adapter
-        mean = torch.zeros(batch["#size"], adapter.adapter.dim if is_encoder else adapter.dim)
+        width = (adapter.adapter if isinstance(adapter, EncodedAdapter) else adapter).dim
+        mean = torch.zeros(batch["#size"], width)
         if name in batch:
-            tokens = embed(batch[name])
-            weight = tokens.mask[..., None].to(tokens.x)
-            means = (tokens.x * weight).sum(1) / weight.sum(1).clamp(min=1)
+            means = mean_vectors(adapter, batch[name])
             mean = mean.to(means).index_copy(0, batch[name]["rows"], means)
         vectors.append(mean.float().cpu())
     return torch.cat(vectors, 1)

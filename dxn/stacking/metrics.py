@@ -131,10 +131,16 @@ def warn_about(
 
 def outputs_of_parts(network: Network, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the outputs (B, ...) of the model and of the baseline; members are combined."""
-    outputs = [as_float(model(batch)) for model in network.models]
     # A member whose baseline does not lower the loss is saved without it.
-    stacks = [stack for stack in stacks_of(network) if stack.baseline is not None]
-    baseline_outputs = [stack.baseline_output(batch) for stack in stacks]
+    stacks = {s.model: s for s in stacks_of(network) if s.baseline is not None}
+    outputs: list[Tensor] = []
+    baseline_outputs: list[Tensor] = []
+    for model in network.models:
+        stack = stacks.get(model)
+        read = batch if stack is None else stack.encode_once(batch)
+        outputs.append(as_float(model(read)))
+        if stack is not None:
+            baseline_outputs.append(stack.baseline_output(read))
     if len(outputs) == 1:
         return outputs[0], baseline_outputs[0]
     assert task.space is not None

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.stacking.features import Features
+from dxn.stacking.features import ENCODER, Features
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 
 # Standardized numbers are limited, so that an outlier does not dominate all other values.
 MAX_VALUE = 10.0
@@ -213,12 +214,14 @@ class Baseline(nn.Module):
         about: Name of the model, such as "TF-IDF + linear SVM".
         counted: Number of known features of each block of counted features, by input name.
         inputs: Names of the inputs that are read.
+        encoded: Names of those whose output vectors of an encoder are read.
         output_shape: Shape of the output of a sample.
     """
 
     about: str
     counted: Mapping[str, Sequence[int]]
     inputs: Sequence[str]
+    encoded: Sequence[str] = ()
     output_shape: tuple[int, ...]
 
     def sizes(self) -> dict[str, Any]:
@@ -254,6 +257,8 @@ class FeatureBaseline(Baseline):
         dense: Number of dense features of each input, by input name. It can be 0.
         counted: Number of known counted features of each block of each input, by input name.
         num_outputs: Number of outputs K, as many as the task has.
+        linear: Number of features that the linear model on the vectors of encoders reads, by input
+            name, or that of its encoder. Empty: there is none.
         num_landmarks: Number of landmarks of the kernel. 0: a linear model.
         num_trees: Number of gradient-boosted trees.
         num_nodes: Number of nodes of all trees.
@@ -266,6 +271,7 @@ class FeatureBaseline(Baseline):
         dense: Mapping[str, int],
         counted: Mapping[str, Sequence[int]],
         num_outputs: int,
+        linear: Mapping[str, int],
         num_landmarks: int = 0,
         num_trees: int = 0,
         num_nodes: int = 0,
@@ -274,16 +280,22 @@ class FeatureBaseline(Baseline):
         self.about = about
         self.num_dense = {name: count for name, count in dense.items() if count}
         self.counted = {name: list(counts) for name, counts in counted.items() if counts}
-        self.inputs = list({**self.num_dense, **self.counted})
+        self.num_linear = {name: count for name, count in linear.items() if count}
+        keys = {**self.num_dense, **self.counted, **self.num_linear}
+        self.inputs = list(dict.fromkeys(key.removeprefix(ENCODER) for key in keys))
+        self.encoded = [key.removeprefix(ENCODER) for key in keys if key.startswith(ENCODER)]
         self.output_shape = (num_outputs,)
         sizes = [count for counts in self.counted.values() for count in counts]
         self.tfidf = nn.ModuleList(TfIdf(size, num_outputs) for size in sizes)
-        self.dense = None
+        self.dense = self.linear = None
         self.trees = None
         # One additional feature per input: whether the sample has it.
         self.num_features = sum(self.num_dense.values()) + len(self.num_dense)
         if self.num_dense:
             self.dense = DenseScores(self.num_features, num_outputs, num_landmarks)
+        if self.num_linear:
+            count = sum(self.num_linear.values()) + len(self.num_linear)
+            self.linear = DenseScores(count, num_outputs)
         if self.num_dense and num_trees:
             self.trees = Trees(num_trees, num_nodes, num_outputs)
         self.bias: Tensor
@@ -294,6 +306,7 @@ class FeatureBaseline(Baseline):
         return {
             "about": self.about,
             "dense": dict(self.num_dense),
+            "linear": dict(self.num_linear),
             "counted": {name: list(counts) for name, counts in self.counted.items()},
             "num_outputs": len(self.bias),
             "num_landmarks": 0 if self.dense is None else len(self.dense.landmarks),
@@ -303,6 +316,9 @@ class FeatureBaseline(Baseline):
 
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """See `Baseline.problem`."""
+        for name in self.encoded:
+            if not isinstance(adapters[name], EncodedAdapter):
+                return f"reads the vectors of an encoder of {name}, which has none"
         if self.trees is None or self.trees.is_valid(self.num_features):
             return ""
         return "a tree names a node or feature that does not exist"
@@ -322,16 +338,27 @@ class FeatureBaseline(Baseline):
                 for block, module in zip(blocks, modules, strict=True):
                     output = output + module(block, size)
             if self.dense is not None:
-                x = self.dense_features(features, size)
+                x = self.dense_features(features, size, self.num_dense)
                 output = output + self.dense(x)
                 if self.trees is not None:
                     output = output + self.trees(x)
+            if self.linear is not None:
+                x = self.dense_features(features, size, self.num_linear)
+                output = output + self.linear(x)
         return output
 
-    def dense_features(self, features: Mapping[str, Features], size: int) -> Tensor:
-        """Return the numbers of all inputs (B, F), NaN where a sample lacks an input."""
+    def dense_features(
+        self, features: Mapping[str, Features], size: int, counts: Mapping[str, int]
+    ) -> Tensor:
+        """Return the numbers of inputs (B, F), NaN where a sample lacks an input.
+
+        Args:
+            features: See `forward`.
+            size: See `forward`.
+            counts: Number of these features by their key.
+        """
         parts: list[Tensor] = []
-        for name, count in self.num_dense.items():
+        for name, count in counts.items():
             if name in features:
                 x = features[name].dense.float()
                 check_count(name, x.shape[1], count)

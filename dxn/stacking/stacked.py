@@ -27,6 +27,7 @@ from dxn.core.untrusted import load_json
 from dxn.models.model import Batch, MultimodalModel, Network
 from dxn.stacking.features import Features, model_features
 from dxn.stacking.modules import Baseline, FeatureBaseline
+from dxn.tokenize.base import ENCODED, NUM_REAL, VALUES
 
 TENSORS = "stack.safetensors"
 MAX_COUNT = 100_000_000
@@ -63,9 +64,25 @@ class Stacked(Network):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mixed output (B, ...) for a batch, see `MultimodalModel.forward`."""
+        batch = self.encode_once(batch)
         output = self.model(batch)
-        features = {} if self.baseline is None else model_features(self.model, batch)
-        return self.mixed(output, features)
+        return self.mixed(output, self._features(batch))
+
+    def encode_once(self, batch: Batch) -> Batch:
+        """Return a batch with the output vectors of encoders that model and baseline both read."""
+        result = dict(batch)
+        for name in () if self.baseline is None else self.baseline.encoded:
+            part = batch.get(name)
+            if part is not None and ENCODED not in part:
+                tokens = self.model.adapter(name).columns(part)
+                vectors = {ENCODED: tokens.x, "mask": tokens.mask, NUM_REAL: tokens.num_real}
+                result[name] = {**vectors, "rows": part["rows"], VALUES: part}
+        return result
+
+    def _features(self, batch: Batch) -> dict[str, Features]:
+        if self.baseline is None:
+            return {}
+        return model_features(self.model, batch, encoded=self.baseline.encoded)
 
     def mixed(self, output: Any, features: Mapping[str, Features]) -> Tensor:
         """Return the weighted sum of the outputs of the model and the baseline.
@@ -100,7 +117,7 @@ class Stacked(Network):
     def baseline_output(self, batch: Batch) -> Tensor:
         """Compute the output (B, ...) of the baseline alone."""
         assert self.baseline is not None
-        return self.baseline(model_features(self.model, batch), batch["#size"])
+        return self.baseline(self._features(batch), batch["#size"])
 
     def formula(self) -> str:
         """Return how the output is computed, such as "0.38 x transformer + 0.64 x baseline (...)".
@@ -139,6 +156,7 @@ class FeatureSizes(Strict):
     dense: dict[Name, Count]
     counted: dict[Name, Annotated[list[Count], Field(max_length=100)]]
     num_outputs: Count
+    linear: dict[Name, Count]
     num_landmarks: CountOrNone
     num_trees: CountOrNone
     num_nodes: CountOrNone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from dxn.core.display import duration
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, MultimodalModel
-from dxn.stacking.features import COLUMNS, Features, features_of, model_features
+from dxn.stacking.features import COLUMNS, ENCODER, Features, features_of, model_features
 from dxn.stacking.fit import fit_baseline, fit_mix
 from dxn.stacking.metrics import outputs_of_parts
 from dxn.stacking.modules import Baseline, ScoreTargets
@@ -29,6 +29,10 @@ MAX_ROWS = 50_000
 MIN_ROWS = 10  # fewer cannot be divided into the rows that train a model and those that score it
 # Dense features of all rows: 800 MB in float32.
 MAX_NUMBERS = 200_000_000
+# Widths of the vectors of all frozen encoders, because the time of a linear model is cubic in them,
+# and their numbers in all rows: 480 MB in float64, of which there are a few copies.
+MAX_VECTORS = 2500
+MAX_VECTOR_NUMBERS = 60_000_000
 # Counted features of all rows, of about 37 million characters. Training needs 61 bytes for each.
 MAX_COUNTED = 120_000_000
 MAX_PROBED = 64  # rows from which the number of counted features of all rows is estimated
@@ -118,7 +122,18 @@ def _learn_scores(
 ) -> Baseline | None:
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
     _limit_counted(model, train, batch_size=batch_size, say=say)
-    rows, features = collect(model, train, batch_size=batch_size)
+    limit = min(MAX_VECTORS, MAX_VECTOR_NUMBERS // len(train))
+    encoded: list[str] = []
+    for name, column in train.opened.encoded.items():
+        limit -= column.shape[1]
+        if limit >= 0:
+            encoded.append(name)
+    if others := [name for name in train.opened.encoded if name not in encoded]:
+        say(
+            f"note: the baseline does not read the vectors of {', '.join(others)}, because those "
+            "of all frozen encoders have too many numbers"
+        )
+    rows, features = collect(model, train, encoded=encoded, batch_size=batch_size)
     if not any(summary.counted or summary.dense.shape[1] for summary in features.values()):
         return None
     values = [(train.opened.targets or ())[row] for row in rows]
@@ -215,9 +230,15 @@ def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tu
 
 
 def collect(
-    model: MultimodalModel, samples: Samples, *, batch_size: int
+    model: MultimodalModel, samples: Samples, *, encoded: Container[str] = (), batch_size: int
 ) -> tuple[list[int], dict[str, Features]]:
     """Compute the features of all samples, without augmentation.
+
+    Args:
+        model: The model.
+        samples: The samples.
+        encoded: Inputs whose encoder is frozen, see `input_features`.
+        batch_size: Number of samples per batch.
 
     Returns:
         The row of each sample in its split, and the features on the CPU, by input name. Samples
@@ -225,7 +246,8 @@ def collect(
     """
 
     def run(batch: Batch) -> tuple[list[int], dict[str, Features]]:
-        return batch["#index"], {n: _compact(f) for n, f in model_features(model, batch).items()}
+        features = model_features(model, batch, encoded=encoded)
+        return batch["#index"], {name: _compact(part) for name, part in features.items()}
 
     device = next(model.parameters()).device
     rows: list[int] = []
@@ -235,12 +257,13 @@ def collect(
             for name, summary in features.items():
                 parts.setdefault(name, []).append((len(rows), summary))
             rows += index
-            width = sum(batches[0][1].dense.shape[1] for batches in parts.values())
+            plain = [batches for key, batches in parts.items() if not key.startswith(ENCODER)]
+            width = sum(batches[0][1].dense.shape[1] for batches in plain)
             if width * len(samples) > MAX_NUMBERS:
                 return [], {}
     # In the order of the model, although the first batch can lack an input.
-    joined = {name: _joined(parts[name], len(rows)) for name in model.inputs if name in parts}
-    return rows, joined
+    names = [*model.inputs, *(ENCODER + name for name in model.inputs)]
+    return rows, {name: _joined(parts[name], len(rows)) for name in names if name in parts}
 
 
 def _compact(features: Features) -> Features:

@@ -62,6 +62,8 @@ READERS: dict[str, str] = {
 TIME_MAP = "time_map"
 # Key of batches: output vectors of an encoder that were computed before, see `EncodedAdapter`.
 ENCODED = "encoded"
+# Key of the batch of an input that has such vectors: the batch of its values, for a baseline.
+VALUES = "values_of"
 ADDED = "added"  # key of a text: vectors (B, N, D) for its tokens, such as the segments of BERT
 MASKED = "masked"  # key of samples and batches: True at the columns to predict
 # Keys of a batch that say what a GPU would have to be asked for: whether no sample was padded, and

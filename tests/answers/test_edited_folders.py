@@ -48,16 +48,21 @@ def regression(entry, tensors, *, input="series", steps=CONTEXT, shape=None):
     tensors["offsets"] = torch.zeros(shape)
 
 
-def linear(entry, tensors, *, input="size", outputs=1):
+def linear(entry, tensors, *, input="size", outputs=1, encoders=()):
     """Replace the baseline of a model folder by a linear model of one number."""
     counts = {"num_landmarks": 0, "num_trees": 0, "num_nodes": 0}
-    sizes = {"dense": {input: 1}, "counted": {}, "num_outputs": outputs}
+    vectors = {f"#encoder {name}": 3 for name in encoders}
+    sizes = {"dense": {input: 1}, "linear": vectors, "counted": {}, "num_outputs": outputs}
     entry["baseline"] = {"about": "linear", **sizes, **counts}
     tensors.clear()
     tensors["bias"] = torch.zeros(outputs)
     for name, size in {"mean": (2,), "scale": (2,), "gamma": (), "landmarks": (0, 2)}.items():
         tensors[f"dense.{name}"] = torch.ones(size)
     tensors["dense.weight"] = torch.zeros(2, outputs)
+    width = 4 * len(encoders)  # of the vectors, and whether there are some
+    sizes = {"mean": (width,), "scale": (width,), "gamma": (), "landmarks": (0, width)}
+    for name, size in {**sizes, "weight": (width, outputs)}.items() if width else ():
+        tensors[f"linear.{name}"] = torch.ones(size)
 
 
 HEAD = r"must have the output shape \(3, 2, 5\) of the head, got "
@@ -86,6 +91,7 @@ def test_a_regression_that_does_not_fit_the_forecast_is_refused(
     [
         ({"outputs": 2}, r"must have the output shape \(1,\) of the head, got \(2,\)"),
         ({"input": "weight"}, "names the input 'weight', which the model does not have"),
+        ({"encoders": ["size"]}, "reads the vectors of an encoder of size, which has none"),
     ],
 )
 def test_a_linear_baseline_that_does_not_fit_the_numbers_is_refused(

@@ -1,5 +1,6 @@
 """Output vectors of frozen encoders, which are computed once."""
 
+import csv
 import json
 import os
 import re
@@ -8,14 +9,18 @@ import sys
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from helpers.checkpoints import save_peer, words_of_bert
+from helpers.whisper import RATE, noises, save_whisper
 from PIL import Image
 from safetensors.torch import load_file
 
+import dxn
 from dxn.cli import main
 from dxn.core.tokens import Span, Tokens
 from dxn.data.encoded import VectorStore
+from dxn.stacking.stacked import stacks_of
 from dxn.tokenize import (
     AudioAdapter,
     ImageAdapter,
@@ -26,7 +31,7 @@ from dxn.tokenize import (
     VideoAugment,
     VideoSampling,
 )
-from dxn.tokenize.encoded_adapter import pooled
+from dxn.tokenize.encoded_adapter import EncodedAdapter, pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
 ROWS = 16
@@ -171,23 +176,70 @@ def test_a_resumed_training_reads_them(folder, tmp_path, cache, capsys):
     assert {path.parent.name for path in cache.glob("*/vectors")} == encoders
 
 
-def test_a_baseline_reads_the_values(folder, tmp_path, capsys):
-    train(folder, tmp_path / "run", "baseline=always")
+@pytest.mark.parametrize("options", [(), ("ensemble=2",)], ids=["one", "ensemble"])
+def test_a_baseline_reads_values_and_vectors(folder, tmp_path, monkeypatch, capsys, options):
+    train(folder, tmp_path / "first")
+    capsys.readouterr()
+    calls, encode = [], EncodedAdapter.encode
+    monkeypatch.setattr(
+        EncodedAdapter, "encode", lambda self, batch: calls.append(self) or encode(self, batch)
+    )
+    monkeypatch.setattr("dxn.stacking.train.fit_mix", lambda *_, **__: (0.5, 0.5))
+    train(folder, tmp_path / "run", "baseline=always", *options)
     printed = capsys.readouterr().out
-    assert "values once" in " ".join(printed.split()) and "baseline: " in printed
+    assert "baseline: TF-IDF + small pictures + vectors of frozen encoders + " in printed
+    assert options or not calls  # the cache has the vectors
+    with (tmp_path / "run" / "predictions.csv").open() as file:
+        expected = [float(row["p(a)"]) for row in csv.DictReader(file)]
+    with (folder / "table.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+    # One of them has no title.
+    samples = [{"title": r["title"] or None, "photo": str(folder / r["photo"])} for r in rows]
+    model = dxn.load(tmp_path / "run")
+    calls.clear()
+    answers = [answer["probabilities"]["a"] for answer in model.predict(samples)]
+    assert answers == pytest.approx(expected, abs=1e-5)
+    assert len(calls) == 2 * model.num_members  # model and baseline share the vectors
+    stacks = stacks_of(model.network)
+    assert len(stacks) == model.num_members
+    for stack in stacks:
+        assert stack.baseline is not None
+        assert stack.baseline.encoded == ["title", "photo"]
+    without = {"title": "w5 w50"}
+    _, beside = model.predict([samples[0], without])
+    alone = model.predict(**without)["probabilities"]
+    assert beside["probabilities"] == pytest.approx(alone, abs=1e-5)
     assert main(["evaluate", f"run={tmp_path / 'run'}"]) == 0
     # Without the vectors that were kept.
+    pattern = r"│ (mixture|transformer|baseline|title|photo)"
     shown = [
-        [
-            line.split()
-            for line in text.splitlines()
-            if re.match(r"│ (mixture|transformer|title|photo)", line)
-        ]
+        [line.split() for line in text.splitlines() if re.match(pattern, line)][-5:]
         for text in (printed, capsys.readouterr().out)
     ]
-    assert shown[0] and shown[0] == shown[1]
+    assert len(shown[0]) == 5 and shown[0] == shown[1]
     # The test split has only one class, so that some metrics of the simple model are NaN.
     assert main(["train", f"resume={tmp_path / 'run'}", "trainer.epochs=3"]) == 0
+
+
+def test_a_graph_has_a_baseline_that_reads_vectors(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dxn.stacking.train.fit_mix", lambda *_, **__: (0.5, 0.5))
+    save_whisper(tmp_path / "whisper")
+    lines = ["sound,number,label,split"]
+    for i, sound in enumerate(noises(*[0.2 + 0.01 * i for i in range(ROWS)])):
+        soundfile.write(tmp_path / f"{i}.wav", sound, RATE)
+        lines.append(f"{i}.wav,{i % 7},{'ab'[i % 2]},{('train', 'test')[i % 4 == 3]}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    run, words = tmp_path / "run", [str(tmp_path / "table.csv"), "target=label", "report=false"]
+    options = ["finetune.freeze=all", "baseline=always", "trainer.epochs=1", "trainer.device=cpu"]
+    words += [f"pretrained.audio={tmp_path / 'whisper'}", "trainer.precision=float32"]
+    assert main(["train", *words, *options, f"run={run}"]) == 0
+    (stack,) = stacks_of(dxn.load(run).network)
+    assert stack.baseline is not None
+    assert stack.baseline.encoded == ["sound"]
+    capsys.readouterr()
+    # The command compares the graph with the model.
+    assert main(["export", f"run={run}", f"output={tmp_path / 'export'}"]) == 0
+    assert "note: the graph has no baseline" not in capsys.readouterr().out
 
 
 def test_other_processes_wait_for_the_vectors_of_an_encoder(cache):

@@ -34,7 +34,7 @@ def classes_of(seed=0, size=N):
 
 def baseline_of(**options):
     baseline = FeatureBaseline(
-        "test", dense={"a": 2, "b": 1}, counted={"c": [4]}, num_outputs=K, **options
+        "test", dense={"a": 2, "b": 1}, linear={}, counted={"c": [4]}, num_outputs=K, **options
     )
     g = torch.Generator().manual_seed(0)
     for tensor in baseline.state_dict().values():

@@ -66,7 +66,7 @@ def evaluate(
     best = best or _load(run)  # after the first process has written the baseline
     opened = run.splits[split]
     # A baseline reads values.
-    opened = opened if best.network is best.model else opened.plain
+    opened = opened if best.network is best.model else opened.with_values
     data = EvaluationData(split, split, opened)
     only, max_samples = _what_fits(
         run, best, data, limit, limit.of_evaluation(state.elapsed + took), batch_size
@@ -305,8 +305,8 @@ def add_baseline(run: Training, best: Predictor, share: float, *, batch_size: in
         stack = train_stack(
             best.model,
             best.task,
-            best.task_samples(run.splits["train"].plain),
-            run.validation_samples(best.task, plain=True),
+            best.task_samples(run.splits["train"].with_values),
+            run.validation_samples(best.task, values=True),
             batch_size=batch_size,
             share=share,
             say=print_line,
