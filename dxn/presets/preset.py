@@ -256,7 +256,7 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
     object_size = None
     if kind in (AnswerKind.OBJECTS, AnswerKind.PIXELS):
         object_size = task.object_size(sample.cells.get(TARGET, ()))
-        if object_size is None:  # events, for which there are no rules
+        if object_size is None:
             return
     rows = source.num_training_rows
     has_many_values = object_size is not None or kind is AnswerKind.CODES
@@ -365,7 +365,9 @@ def _training_advice(
         options = {"trainer.ema_decay": 0.99, "backbone.position.kind": "rotary"}
     elif facts.object_size is not None:
         # A picture has several objects, so that fewer pictures make a batch.
-        batch_size, options = 8 if rows < FEW else batch_size, {"trainer.ema_decay": 0.99}
+        is_picture = len(facts.object_size) == 2
+        batch_size = 8 if rows < FEW and is_picture else batch_size
+        options = {"trainer.ema_decay": 0.99}
     elif not facts.num_files:
         columns = "column" if facts.num_inputs == 1 else "columns"
         about = f"{about} of {facts.num_inputs} {columns}"

@@ -45,8 +45,8 @@ class Facts:
         prefix: Key of the adapter's options, such as "adapters.text".
         kind: What a row gets.
         object_size: Usual height and width of the objects that are to be found, in pixels, or as
-            fractions if both are at most 1; or of areas of one class in masks, in pixels. None: the
-            targets are neither.
+            fractions if both are at most 1; or of areas of one class in masks, in pixels; or the
+            usual duration of events. None: the targets are none of these.
         minutes: Time limit of the training.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
@@ -177,7 +177,7 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     about = f"{'gray ' if are_gray else ''}images of usually {height}×{width} pixels"
     channels = {"in_channels": 1} if are_gray else {}
     side = max(height, width)
-    if facts.object_size is not None:
+    if facts.object_size is not None and len(facts.object_size) == 2:
         size = "×".join(f"{length:.3g}" for length in facts.object_size)
         if facts.kind is AnswerKind.PIXELS:
             about = f"{about}, areas of usually {size}"
@@ -364,7 +364,7 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "frame_size": 4 if is_alone else 8,
         "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
     }
-    if facts.kind is AnswerKind.CODES:
+    if facts.kind in (AnswerKind.CODES, AnswerKind.OBJECTS):
         return facts.advice(options, about)
     options |= {
         "stem": "residual" if has_residual else "conv",
@@ -412,10 +412,13 @@ def _usual_rate(rates: Sequence[int], seconds: Sequence[float | None]) -> int:
 # Tokens of a sample whose channels have tokens of their own: more would take too long.
 MAX_TOKENS = 192
 MIN_PATCHES = 4  # of a channel; fewer show too little of its course
+PER_EVENT = 6  # tokens of an event that is to be found
 
 
 def advise_series(cells: Sequence[Any], facts: Facts) -> list[Advice]:
-    """Return options for forecasts: each channel has tokens of its own, if they are few enough.
+    """Return options for forecasts and events.
+
+    In a forecast, each channel has tokens of its own, if they are few enough.
 
     Args:
         cells: Series (T, C), or what a series can be read from.
@@ -424,6 +427,10 @@ def advise_series(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     from dxn.tokenize.series.reader import read_series
     from dxn.tokenize.series.tokenizer import usual_patch_size
 
+    if facts.object_size is not None and len(facts.object_size) == 1:
+        (duration,) = facts.object_size
+        patch_size = 2 ** max(math.floor(math.log2(duration / PER_EVENT)), 0)
+        return facts.advice({"patch_size": patch_size}, f"events of usually {duration:.3g} steps")
     if facts.kind is not AnswerKind.QUANTILES:
         return []
     lengths: list[int] = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from dxn.core.randomness import Probability
 from dxn.models.pooling import check_registers
 from dxn.tasks.detect.head import DetectHead, QueryHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
-from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
+from dxn.tasks.detect.objects import Objects, Order, read_objects
 from dxn.tasks.detect.simple import usual_boxes
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
@@ -175,16 +175,17 @@ class Detect(Task[DetectedObjects]):
         return objects
 
     def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
-        """Return the median height and width of the boxes; None if there is no box."""
-        sizes: list[Box] = []
-        for cell in cells:
-            # A cell that cannot be read is reported later, and events have no box.
-            with suppress(UserError):
-                objects = read_objects(cell, "", axes=2, order=self.order)
-                sizes += [(box[2] - box[0], box[3] - box[1]) for box in objects.boxes]
-        if not sizes:
-            return None
-        return tuple(statistics.median(size[axis] for size in sizes) for axis in range(2))
+        """Return the median height and width of the boxes, or the median duration of events."""
+        for axes in (2, 1):
+            sizes: list[Sequence[float]] = []
+            for cell in cells:
+                # A cell that cannot be read is reported later.
+                with suppress(UserError):
+                    objects = read_objects(cell, "", axes=axes, order=self.order)
+                    sizes += [np.subtract(box[axes:], box[:axes]) for box in objects.boxes]
+            if sizes:
+                return tuple(np.median(sizes, 0).tolist())
+        return None
 
     def marks(self, value: Detected | Objects) -> dict[str, list[Mark]]:
         """Return the boxes of predicted or true objects in a picture."""
