@@ -429,7 +429,7 @@ def advise_series(cells: Sequence[Any], facts: Facts) -> list[Advice]:
 
     if facts.object_size is not None and len(facts.object_size) == 1:
         (duration,) = facts.object_size
-        patch_size = 2 ** max(math.floor(math.log2(duration / PER_EVENT)), 0)
+        patch_size = 2 ** math.floor(math.log2(max(duration / PER_EVENT, 1)))
         return facts.advice({"patch_size": patch_size}, f"events of usually {duration:.3g} steps")
     if facts.kind is not AnswerKind.QUANTILES:
         return []

@@ -177,12 +177,12 @@ class Detect(Task[DetectedObjects]):
     def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
         """Return the median height and width of the boxes, or the median duration of events."""
         for axes in (2, 1):
-            sizes: list[Sequence[float]] = []
+            sizes: list[list[float]] = []
             for cell in cells:
                 # A cell that cannot be read is reported later.
                 with suppress(UserError):
                     objects = read_objects(cell, "", axes=axes, order=self.order)
-                    sizes += [np.subtract(box[axes:], box[:axes]) for box in objects.boxes]
+                    sizes += [np.subtract(box[axes:], box[:axes]).tolist() for box in objects.boxes]
             if sizes:
                 return tuple(np.median(sizes, 0).tolist())
         return None
