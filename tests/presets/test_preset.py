@@ -443,6 +443,15 @@ def test_pictures_with_masks_are_as_large_as_time_and_areas_allow(area, epochs, 
     assert found["adapters.x.stem"] == "residual" and found["adapters.x.augment.flip"]
 
 
+def test_tokens_are_shorter_than_events(tmp_path):
+    events = [{"label": "bump", "start": 10, "stop": 30}, {"label": "wave", "start": 5, "stop": 34}]
+    rows = [json.dumps({"signal": [i, *range(50)], "events": events[i % 2 :]}) for i in range(40)]
+    (tmp_path / "table.jsonl").write_text("\n".join(rows))
+    options = ["target=events", f"run={tmp_path}/run", *SHORT]
+    assert main(["train", str(tmp_path / "table.jsonl"), *options]) == 0
+    assert saved(tmp_path / "run")["adapters"]["series"]["patch_size"] == 4
+
+
 def test_a_training_with_masks_uses_the_rules(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()

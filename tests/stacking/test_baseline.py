@@ -103,6 +103,26 @@ def test_few_rows_change_little():
     assert abs(a - 1) < 0.3 and abs(b - 0.5) < 0.3
 
 
+def test_a_few_rows_do_not_choose_one_of_two_numbers():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4000, 1, generator=g)
+    y = x[0]
+
+    def factors(rows):
+        # The model is as good as the baseline, but a little better on the first rows.
+        model, baseline = (y + 0.8 * each for each in x[1:])
+        model[:20] -= 0.3 * x[1, :20]
+        return fit_mix(
+            model[:rows],
+            baseline[:rows],
+            lambda output: (output - y[:rows]).square().mean(),
+            are_classes=False,
+        )
+
+    few, many = factors(20), factors(4000)
+    assert few[1] > 0.37 and abs(many[0] - many[1]) < 0.05
+
+
 def test_a_baseline_that_fits_a_few_rows_perfectly_does_not_replace_the_model():
     right, noise, loss = outputs_of(size=25)
     a, b = fit_mix(3 * (right + 0.3 * noise[0]), 8 * right, loss)
