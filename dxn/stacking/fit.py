@@ -27,6 +27,8 @@ MAX_COLUMNS = 500
 # penalty that pulls the fitted ones to them, in rows. A few rows that all fit are not reason for
 # large changes, above all if later rows come from other speakers or places (docs/presets.md).
 MIX_OF_CLASSES, ROWS_OF_CLASSES = (1.0, 0.5), 3.0
+# Without mixup and augmentation, a model of few cells is more certain than it is right.
+MIX_OF_CLASSES_FROM_CELLS = (0.5, 0.5)
 # A mean of two numbers. The rows of a small validation split have chosen the best epoch of the
 # model, so that it looks better there than it is. The weight is that of rows with the lowest loss of
 # both. A forecast has many windows, and a quadratic loss.
@@ -125,6 +127,7 @@ def fit_mix(
     loss: Loss,
     *,
     are_classes: bool = True,
+    are_from_cells: bool = False,
     are_forecasts: bool = False,
     are_few: bool = False,
 ) -> tuple[float, float]:
@@ -135,6 +138,7 @@ def fit_mix(
         baseline_outputs: (n, K). Outputs of the baseline for the same rows.
         loss: Mean loss of the task for these rows.
         are_classes: Whether the outputs are logits.
+        are_from_cells: Whether all inputs are columns of a table.
         are_forecasts: Whether the rows are windows of one period. They overlap, so how much the
             outputs should be enlarged there says little about later periods, and the factors add up
             to at most 1.
@@ -147,7 +151,8 @@ def fit_mix(
     """
     (alone,) = fit_scales([outputs], loss, [1.0])
     if are_classes:
-        start, rows = MIX_OF_CLASSES, ROWS_OF_CLASSES
+        start = MIX_OF_CLASSES_FROM_CELLS if are_from_cells else MIX_OF_CLASSES
+        rows = ROWS_OF_CLASSES
     elif are_forecasts:
         start, rows = MIX_OF_FORECASTS, ROWS_OF_FORECASTS
     else:

@@ -224,6 +224,7 @@ def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tu
         baseline_outputs,
         lambda output: task.loss(output, {"target": target}).mean,
         are_classes=not isinstance(task.space, Number | Quantiles),
+        are_from_cells=all(stack.model.adapter(name).reader.tabular for name in stack.model.inputs),
         are_forecasts=isinstance(task.space, Quantiles),
         are_few=independent < MIN_BLOCKS,
     )

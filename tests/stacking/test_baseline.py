@@ -101,6 +101,9 @@ def test_few_rows_change_little():
     right, _, loss = outputs_of(size=1)
     a, b = fit_mix(right, right, loss)
     assert abs(a - 1) < 0.3 and abs(b - 0.5) < 0.3
+    # A model of cells is too certain.
+    cells = fit_mix(right, right, loss, are_from_cells=True)
+    assert cells[0] == pytest.approx(cells[1]) and sum(cells) < a + b
 
 
 def test_a_few_rows_do_not_choose_one_of_two_numbers():
