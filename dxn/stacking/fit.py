@@ -30,8 +30,8 @@ MIX_OF_CLASSES, ROWS_OF_CLASSES = (1.0, 0.5), 3.0
 # Without mixup and augmentation, a model of few cells is more certain than it is right.
 MIX_OF_CLASSES_FROM_CELLS = (0.5, 0.5)
 # A mean of two numbers. The rows of a small validation split have chosen the best epoch of the
-# model, so that it looks better there than it is. The weight is that of rows with the lowest loss of
-# both. A forecast has many windows, and a quadratic loss.
+# model, so that it looks better there than it is. The weight is that of rows with the lowest loss
+# of both. A forecast has many windows, and a quadratic loss.
 MIX_OF_NUMBERS, ROWS_OF_NUMBERS = (0.5, 0.5), 30.0
 MIX_OF_FORECASTS, ROWS_OF_FORECASTS = (0.6, 0.4), 0.1
 
@@ -170,7 +170,10 @@ def fit_mix(
         )
         a = min(a, 1.0)
         b = 1.0 - a
-    choices = [(alone, 0.0)] + ([(a, b)] if b > MIN_FACTOR else [])
+    # A lower loss of a few rows is no reason to leave out a part of a model of cells or numbers.
+    is_safe = b > MIN_FACTOR and not are_forecasts and (are_from_cells or not are_classes)
+    choices = [] if is_safe else [(alone, 0.0)]
+    choices += [(a, b)] if b > MIN_FACTOR else []
     # A few rows that a classifier fits perfectly are no reason to leave the model out.
     choices += [(0.0, 1.0)] if are_forecasts else []
     losses = [float(loss(a * outputs + b * baseline_outputs)) for a, b in choices]
