@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,7 @@ WAITING = {
     "input_dropout": "loader.input_dropout",
 }
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
+ROTARY = "backbone.position.kind"
 # What trainings of a kind have in common. `_training_advice` adds what depends on their rows.
 FORECAST = {
     "trainer.ema_decay": 0.99,
@@ -197,6 +198,7 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
     if not is_used or not source.splits.get("train"):
         return values, []
     used: list[Advice] = []
+    advised: dict[str, Any] = {}
     advice_of = _all_advice if weights is None else _finetuning_advice
     for advice in advice_of(situation):
         # The rate that the user chose is the highest one.
@@ -206,6 +208,9 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
         is_free = not is_chosen(advice.key, chosen) and overriding(values, advice.key) is None
         if advice.key == "batch_size":  # which is the default of the other option
             is_free = is_free and not is_chosen("trainer.batch_size", chosen)
+        if advice.follows:
+            is_free = is_free and lookup(values, advice.follows)[1] == advised[advice.follows]
+        advised[advice.key] = advice.value
         if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)
@@ -230,8 +235,9 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
 def is_chosen(key: str, chosen: frozenset[str]) -> bool:
     """Whether the user has set a dotted key, a part of it, or the group that contains it."""
     parts = key.split(".")
-    # adapters=[text] chooses which adapters there are, and not their options.
-    above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters"}
+    # adapters=[text] chooses which adapters there are, and head=segment the task, and not their
+    # options.
+    above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters", "head"}
     return any(name in above or name.startswith(f"{key}.") for name in chosen)
 
 
@@ -264,11 +270,14 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
     minutes = minutes or (MANY_MINUTES if many else MINUTES)
     limit = situation.minutes(minutes)
 
+    @cache
+    def speed() -> float:
+        return seconds_per_token(config, situation.device, situation.trust)
+
     def epochs_within_limit(tokens: float) -> float:
         if limit is None:
             return math.inf
-        seconds = seconds_per_token(config, situation.device, situation.trust) * tokens * rows
-        return 60 * limit / (OVERHEAD * seconds)
+        return 60 * limit / (OVERHEAD * speed() * tokens * rows)
 
     facts = Facts(
         rows,
@@ -280,7 +289,9 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
         epochs_within_limit=epochs_within_limit,
     )
     is_validated = bool(source.splits.get("validation"))
-    yield from _training_advice(facts, situation.chosen, is_validated=is_validated)
+    for advice in _training_advice(facts, situation.chosen, is_validated=is_validated):
+        if advice.key != ROTARY or _can_rotate(config):
+            yield advice
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
         cells = [cell for name in names for cell in sample.cells[name]]
@@ -339,6 +350,13 @@ def seconds_per_row(situation: Situation) -> float:
     return max(OVERHEAD * of_encoders, 1e-12)
 
 
+def _can_rotate(config: Mapping[str, Any]) -> bool:
+    """Whether the heads of the backbone have an even width, as rotary positions need."""
+    backbone = config["backbone"]
+    width = (backbone.get("block") or {}).get("head_dim")
+    return (width or config["dim"] // backbone.get("num_heads", 1)) % 2 == 0
+
+
 def _parameters(config: Mapping[str, Any]) -> int:
     """Return the number of parameters of the blocks of the backbone, and of those of encoders."""
     encoders = [node for node in config["adapters"].values() if node.get("backbone")]
@@ -362,7 +380,7 @@ def _training_advice(
     elif facts.kind is AnswerKind.CODES:
         batch_size, options = CODEC_BATCH, CODEC
     elif facts.kind in PER_TOKEN:
-        options = {"trainer.ema_decay": 0.99, "backbone.position.kind": "rotary"}
+        options = {"trainer.ema_decay": 0.99, ROTARY: "rotary"}
     elif facts.object_size is not None:
         # A picture has several objects, so that fewer pictures make a batch.
         is_picture = len(facts.object_size) == 2

@@ -27,11 +27,14 @@ class Advice:
         key: Dotted key of the configuration.
         value: The value.
         reason: What the data shows, for the line that is printed.
+        follows: Key of an earlier advice. If the user has set another value of it, this advice is
+            wrong. "": there is none.
     """
 
     key: str
     value: Any
     reason: str
+    follows: str = ""
 
 
 @dataclass(frozen=True)
@@ -315,10 +318,10 @@ def _advise_masks(
     }
     yield from facts.advice(options, about)
     if side > DIVIDED:
-        yield Advice("head.tile", TILE, about)
+        yield Advice("head.tile", TILE, about, follows=f"{facts.prefix}.image_size")
         # An epoch has about all pixels.
         tiles = side**2 * min(height, width) / longer / TILE**2
-        yield Advice("loader.repeats", math.ceil(tiles), about)
+        yield Advice("loader.repeats", math.ceil(tiles), about, follows="head.tile")
 
 
 # Sounds

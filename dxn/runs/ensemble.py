@@ -227,16 +227,26 @@ def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) ->
     best.task.metric.own = {**built, **settings.metrics}
     data = open_data_of_run(settings.values["data"], best, settings.trust)
     trained = [results for results in map(read_results, members) if results is not None]
+    # The rows for which the members had time, so that the metrics can be compared.
+    counts = {member.evaluated for member in trained}
+    mean = _mean([member.figures()[ALL] for member in trained])
     evaluated = evaluate_subsets(
         best,
         data,
         folder,
         batch_size=2 * settings.values["trainer"]["batch_size"],
-        further={MEAN: _mean([member.figures()[ALL] for member in trained])},
+        max_samples=min(counts),
+        further={MEAN: mean} if len(counts) == 1 else {},
     )
     if evaluated is None:
         return None
     results, evaluation = evaluated
+    notes: list[str] = []
+    if results.evaluated < (total := len(best.task_samples(data.opened))):
+        notes = [
+            f"note: {results.evaluated:,} of {total:,} samples are evaluated, because the "
+            "members had no time for more; dxn evaluate evaluates all of them"
+        ]
     selected = _mean([member.metrics for member in trained]).get(BEST)
     training = trained[0].model_copy(
         update={
@@ -263,7 +273,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) ->
             best.task,
             overrides,
         ),
-        remarks=about_split(data.split),
+        remarks=[*notes, *about_split(data.split)],
     )
 
 

@@ -186,9 +186,6 @@ class Fit:
             for path in (folder, folder / CHECKPOINTS):
                 remove_unfinished(path)
         self.limit = Limit(trainer.max_minutes)
-        self.expected_validation = 0.0  # seconds, before the first one
-        self.expected_step = 0.0  # seconds, by the speed of a validation
-        self.last_step = 0.0  # seconds
         self.state = State(batch_size=batch_size or trainer.batch_size * num_processes)
         if trainer.batch_tokens is not None:
             # For as many processes as batch_size, which a resumed training takes from its start.
@@ -468,7 +465,7 @@ class Fit:
         state.batch += num_batches
         state.seconds += sums.seconds
         state.elapsed += sums.seconds
-        self.last_step = sums.seconds
+        state.last_step = sums.seconds
         factor = self.schedule(self.progress)
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
@@ -668,7 +665,9 @@ class Fit:
                 state.kept = self._saved_weights()
             return metrics
 
-    def _predict(self, samples: Samples, on_batch: Callable[[int], None]) -> Predictions:
+    def _predict(
+        self, samples: Samples, on_batch: Callable[[int], None], *, may_be_bad: bool = False
+    ) -> Predictions:
         return predict(
             self.model,
             self.task,
@@ -680,6 +679,7 @@ class Fit:
             draft=True,
             on_batch=on_batch,
             divided=True,
+            may_be_bad=may_be_bad,
         )
 
     def _fit_validation(self) -> None:
@@ -688,7 +688,8 @@ class Fit:
         The steps do not tell it: a model that writes takes much longer for an answer.
         """
         samples, state = self.validation, self.state
-        if not samples or state.validation:
+        # A resumed training has the same validation samples as before.
+        if not samples or state.validation or state.per_sample:
             return
         start = checkpoint.generator_states(self.hardware.device)
         size, most = len(samples), self.limit.of_validation
@@ -696,21 +697,19 @@ class Fit:
 
         def run(part: Samples) -> None:
             with self.parallel.kept_weights(self.average):
-                self._predict(part, lambda done: None)
+                self._predict(part, lambda done: None, may_be_bad=True)
 
-        seconds, spent = seconds_per_sample(run, samples, batch_size, most)
+        state.per_sample, spent = seconds_per_sample(run, samples, batch_size, most)
         checkpoint.set_generator_states(start, self.hardware.device)
-        kept = fitting(most, seconds, size)
+        kept = fitting(most, state.per_sample, size)
         if kept < size:
             self.log.print(
                 f"note: each validation uses {kept:,} of {size:,} samples, because all of them "
-                f"take about {duration(seconds * size)} of the time limit of "
+                f"take about {duration(state.per_sample * size)} of the time limit of "
                 f"{duration(self.limit.seconds)}"
             )
             state.validated = kept
             self._leave_out()
-        self.expected_validation = seconds * kept
-        self.expected_step = STEP_WORK * seconds * state.batch_size * self.trainer.grad_accum_steps
         self.limit = replace(self.limit, before=self.limit.before + spent)
         state.before = self.limit.before
 
@@ -799,8 +798,8 @@ class Fit:
 
     @property
     def seconds_of_validation(self) -> float:
-        """Duration of a validation. In the first epoch, it is that of `_fit_validation`."""
-        return self.state.validation or self.expected_validation
+        """Duration of a validation. In the first epoch, `_fit_validation` estimates it."""
+        return self.state.validation or self.state.per_sample * len(self.validation or ())
 
     @property
     def seconds_of_steps(self) -> float:
@@ -820,7 +819,8 @@ class Fit:
         has_begun = state.epoch > 0 or state.batch > 0
         # The first step can compile the model, and a model that writes is validated slowly, so the
         # smaller estimate counts.
-        step = min(self.last_step, self.expected_step)
+        samples = state.batch_size * self.trainer.grad_accum_steps
+        step = min(state.last_step, STEP_WORK * state.per_sample * samples)
         return has_begun and state.elapsed + step / 2 >= self.seconds_of_steps
 
     def _waits(self, option: Waiting) -> bool:

@@ -82,6 +82,7 @@ def predict_batches(
     on_batch: Callable[[int], None] | None = None,
     start: int = 0,
     divided: bool = False,
+    may_be_bad: bool = False,
 ) -> Iterator[tuple[list[int], list[Any], tuple[float, float]]]:
     """Run a model over all samples in order, without augmentation.
 
@@ -98,6 +99,7 @@ def predict_batches(
             Default: show the progress on stderr.
         start: Number of batches to leave out.
         divided: Whether the processes share the batches, see `run_batches`.
+        may_be_bad: Whether all samples may turn out to be bad.
 
     Yields:
         For each batch, the rows of its samples in the split, their predictions in the format of
@@ -143,7 +145,13 @@ def predict_batches(
     display = Display(stderr=True) if on_batch is None and len(samples) > batch_size else None
     try:
         yield from run_batches(
-            run, samples, batch_size, device=device, start=start, divided=divided
+            run,
+            samples,
+            batch_size,
+            device=device,
+            start=start,
+            divided=divided,
+            may_be_bad=may_be_bad,
         )
     finally:
         if display is not None:

@@ -54,6 +54,8 @@ class State(Strict):
         validation: Longest time that a validation and its checkpoint took, in seconds.
         validated: Number of validation samples, because the time limit has no time for more. 0: all
             of them.
+        per_sample: Time of a validation per sample, in seconds, measured before the first epoch.
+        last_step: Time that the last optimizer step took, in seconds.
     """
 
     model_config = ConfigDict(frozen=False)
@@ -82,6 +84,8 @@ class State(Strict):
     before: Seconds = 0.0
     validation: Seconds = 0.0
     validated: Count = 0
+    per_sample: Seconds = 0.0
+    last_step: Seconds = 0.0
 
     @property
     def has_learned_early(self) -> bool:

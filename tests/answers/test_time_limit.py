@@ -9,6 +9,7 @@ from helpers.runs import SMALL, interrupt, log_of, metrics_of, refused, train
 
 from dxn.cli import main
 from dxn.training.limit import Limit
+from dxn.training.loop import Fit
 
 PEAK = 1e-3
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "report=false", "trainer.log_every=1"]
@@ -164,6 +165,57 @@ def test_answers_that_take_long_are_validated_and_evaluated_on_fewer_rows(
     assert re.search(r"note: \d+ of 40 samples are evaluated, because the time limit ", output)
     assert metrics["evaluated"] == 8
     assert len((run / "predictions.csv").read_text().splitlines()) == 1 + metrics["evaluated"]
+    # Both are said wherever the metrics are.
+    remarks = [
+        "8 of 40 samples are evaluated, because the time limit",
+        "the validation metrics of the epochs are those of 8 of 40 samples, because of the time",
+    ]
+    card = (run / "model" / "README.md").read_text()
+    for remark in remarks:
+        assert any(remark in line for line in metrics["remarks"])
+        assert f"- {remark}" in card
     # It has the same validation rows after more epochs.
     more = train(run, f"resume={run}", "trainer.epochs=2", "trainer.max_minutes=1000")
     assert more["evaluated"] == 40
+
+
+def test_runs_of_different_numbers_of_rows_are_not_compared_silently(
+    table, tmp_path, monkeypatch, capsys
+):
+    options = [table, *OPTIONS, "trainer.epochs=1", "trainer.max_minutes=2"]
+    all_rows = train(tmp_path / "all", *options)
+    moments = itertools.count()  # each prediction takes a minute
+    monkeypatch.setattr("dxn.training.limit.monotonic", lambda: 60.0 * next(moments))
+    few_rows = train(tmp_path / "few", *options, "ensemble=2")
+    assert (all_rows["evaluated"], few_rows["evaluated"]) == (11, 8)
+    # The members and their ensemble have the same rows.
+    assert metrics_of(tmp_path / "few" / "members" / "0")["evaluated"] == 8
+    assert "test/accuracy[mean of the members]" in few_rows
+    assert main(["compare", f"run=[{tmp_path / 'all'},{tmp_path / 'few'}]"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "note: the runs were evaluated on different numbers of rows: 8 and 11" in shown
+
+
+def test_a_resumed_training_has_no_more_steps_than_before(table, tmp_path, monkeypatch):
+    now = 0.0
+    add_gradients = Fit.add_gradients
+
+    def tick(seconds=0.1):
+        nonlocal now
+        now += seconds
+        return now
+
+    def slow(*arguments, **options):
+        tick(10.0)
+        return add_gradients(*arguments, **options)
+
+    monkeypatch.setattr("dxn.training.loop.perf_counter", tick)
+    monkeypatch.setattr(Fit, "add_gradients", slow)
+    monkeypatch.setattr("dxn.runs.train.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("dxn.training.limit.monotonic", lambda: tick(1.0))
+    # After the fifth step, 0.7 s are left, in which less than half of a step fits.
+    options = [table, *OPTIONS, "trainer.epochs=9", f"trainer.max_minutes={53.7 / 60}"]
+    run = tmp_path / "run"
+    first = train(run, *options)
+    assert [row["step"] for row in log_of(run)] == [1, 2, 3, 4, 5, 5]
+    assert train(run, f"resume={run}")["epochs"] == first["epochs"]

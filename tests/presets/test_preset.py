@@ -173,10 +173,11 @@ def test_a_larger_table_of_numbers_hides_no_cells(tmp_path):
 
 
 def test_chosen_keys_include_what_is_below_and_above_them():
-    chosen = frozenset({"adapters", "backbone", "trainer.epochs", "optimizer.betas"})
+    chosen = frozenset({"adapters", "head", "backbone", "trainer.epochs", "optimizer.betas"})
     assert is_chosen("backbone.dropout", chosen)
     assert is_chosen("trainer.epochs", chosen)
     assert not is_chosen("adapters.text.dropout", chosen)
+    assert not is_chosen("head.dropout", chosen)
     assert not is_chosen("trainer.mixup", chosen)
     assert is_chosen("fusion.pool", frozenset({"fusion.pool.kind"}))
 
@@ -465,6 +466,38 @@ def test_a_training_with_masks_uses_the_rules(tmp_path):
     assert main(["train", str(tmp_path), f"run={tmp_path}/run", *options, "optimizer=adamw"]) == 0
     config = saved(tmp_path / "run")
     assert (config["adapters"]["image"]["image_size"], config["batch_size"]) == (96, 8)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("trainer.log_every=9", (304, 128, 4)),
+        ("head.tile=64", (304, 64, 1)),
+        ("adapters.image.image_size=64", (64, 0, 1)),
+    ],
+)
+def test_tiles_fit_the_size_of_the_pictures(option, expected, tmp_path, monkeypatch):
+    pixels = np.zeros((300, 200, 3), np.uint8)
+    objects = [{"label": "a", "segmentation": [[20, 20, 90, 20, 90, 60, 20, 60]]}]
+    for i in range(6):
+        Image.fromarray(pixels + i).save(tmp_path / f"{i}.png")
+    rows = [json.dumps({"image": f"{i}.png", "objects": objects}) for i in range(6)]
+    (tmp_path / "table.jsonl").write_text("\n".join(rows))
+    speeds = iter([1e-9])  # the speed is measured once
+    monkeypatch.setattr("dxn.presets.preset.seconds_per_token", lambda *given: next(speeds))
+    options = ["target=objects", "head=segment", "optimizer=adamw", option, *SHORT]
+    assert main(["train", str(tmp_path / "table.jsonl"), f"run={tmp_path}/run", *options]) == 0
+    config = saved(tmp_path / "run")
+    size = config["adapters"]["image"]["image_size"]
+    assert (size, config["head"]["tile"], config["loader"]["repeats"]) == expected
+
+
+def test_heads_of_an_odd_width_keep_their_positions(tmp_path):
+    rows = [{"text": [f"Ada{i}", "sings"], "tags": ["name", "O"]} for i in range(40)]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["target=tags", *SHORT, "dim=6", "backbone.num_heads=2"]
+    assert main(["train", str(tmp_path / "table.jsonl"), f"run={tmp_path}/run", *options]) == 0
+    assert saved(tmp_path / "run")["backbone"]["position"]["kind"] != "rotary"
 
 
 @pytest.mark.parametrize(("column", "kind"), [("tags", "bpe"), ("answers", "word")])

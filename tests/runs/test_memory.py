@@ -149,3 +149,15 @@ def test_the_record_counts_files_that_turn_out_to_be_bad_during_the_training(pho
     options = [*OPTIONS, f"data.path={folder}", "data.on_bad=skip", "loader.cache_gb=0"]
     train(tmp_path / "run", *options)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["bad_files"] == 1
+
+
+def test_a_time_limit_can_be_measured_with_bad_files(photos, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    for split in ("validation", "test"):
+        # All but the first one.
+        for damaged in sorted((folder / split).rglob("*.jpg"))[1:]:
+            damaged.write_bytes(damaged.read_bytes()[:-3000])
+    options = [*OPTIONS, f"data.path={folder}", "data.on_bad=skip", "loader.cache_gb=0"]
+    options += ["preset=plain", "trainer.max_minutes=5", "loader.num_workers=0", "report=false"]
+    assert train(tmp_path / "run", *options)["bad_files"] == 10

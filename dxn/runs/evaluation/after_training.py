@@ -68,9 +68,11 @@ def evaluate(
     # A baseline reads values.
     opened = opened if best.network is best.model else opened.with_values
     data = EvaluationData(split, split, opened)
-    only, max_samples = _what_fits(
+    only, max_samples, notes = _what_fits(
         run, best, data, limit, limit.of_evaluation(state.elapsed + took), batch_size
     )
+    # These are figures of all rows, with which those of some rows cannot be compared.
+    frozen = run.plan.frozen if max_samples is None else {}
     evaluated = evaluate_subsets(
         best,
         data,
@@ -78,7 +80,7 @@ def evaluate(
         batch_size=batch_size,
         only=only,
         max_samples=max_samples,
-        further=run.plan.frozen,
+        further=frozen,
         train=None if run.settings.values["baseline"] == "none" else run.splits["train"],
         share=limit.share_of_methods,
     )
@@ -88,7 +90,9 @@ def evaluate(
     figures = best_figures(run.folder, state)
     remarks = [
         *warn_about(results.figures(), best.task, state, max_minutes=trainer.max_minutes),
-        *about_frozen(results, run.plan.frozen),
+        *about_frozen(results, frozen),
+        *notes,
+        *about_validation(state, run),
         *about_split(split),
         *about_overfitting(run, best, batch_size),
     ]
@@ -115,8 +119,10 @@ def _what_fits(
     limit: Limit,
     seconds: float,
     batch_size: int,
-) -> tuple[list[str] | None, int | None]:
-    """Return the inputs and the number of samples that are evaluated. None: all of them.
+) -> tuple[list[str] | None, int | None, list[str]]:
+    """Return the inputs and the number of samples that are evaluated, and notes about them.
+
+    None: all of them.
 
     Args:
         run: The training.
@@ -126,28 +132,32 @@ def _what_fits(
         seconds: What is left of it. Twice as many are allowed, because times are estimated.
         batch_size: Number of samples per batch.
     """
-    samples = best.task_samples(data.opened)
+    samples, inputs = best.task_samples(data.opened), list(run.model.inputs)
     size, total = len(samples), batch_size * run.trainer.hardware.num_processes
     if math.isinf(seconds) or not size:
-        return None, None
+        return None, None, []
     per_sample, _ = seconds_per_sample(
-        lambda part: best.run(part, batch_size=batch_size, divided=True), samples, total, seconds
+        lambda part: best.run(part, batch_size=batch_size, divided=True, may_be_bad=True),
+        samples,
+        total,
+        seconds,
     )
-    if limit.passes * size * per_sample <= 2 * seconds:
-        return None, None
+    passes = limit.passes if len(inputs) > 1 else 1
+    if passes * size * per_sample <= 2 * seconds:
+        return None, None, []
     reason = f"because the time limit of {limit.about} has no time for"
     if size * per_sample <= 2 * seconds:
-        print_line(
+        note = (
             f"note: only all inputs together are evaluated, {reason} the others; dxn evaluate "
             "evaluates them"
         )
-        return list(run.model.inputs), None
+        return inputs, None, [note]
     kept = fitting(seconds, per_sample, size)
-    print_line(
+    note = (
         f"note: {kept:,} of {size:,} samples are evaluated, {reason} all of them, which take about "
         f"{duration(size * per_sample)}; dxn evaluate evaluates them"
     )
-    return list(run.model.inputs), kept
+    return inputs, kept, [note]
 
 
 def _load(run: Training) -> Predictor:
@@ -231,6 +241,17 @@ def about_frozen(results: Results, frozen: Figures) -> list[str]:
                 "rows"
             )
     return lines
+
+
+def about_validation(state: State, run: Training) -> list[str]:
+    """Return a note if the time limit had no time to validate all rows."""
+    size = len(run.validation_samples(run.task) or ())
+    if not 0 < state.validated < size:
+        return []
+    return [
+        f"note: the validation metrics of the epochs are those of {state.validated:,} of {size:,} "
+        "samples, because of the time limit"
+    ]
 
 
 def about_split(split: str) -> list[str]:

@@ -221,7 +221,14 @@ class Predictor:
             answers.append(Answer(answer, prediction=self.task.target.typed(answer["prediction"])))
         return answers
 
-    def run(self, samples: Samples, *, batch_size: int = 64, divided: bool = False) -> Predictions:
+    def run(
+        self,
+        samples: Samples,
+        *,
+        batch_size: int = 64,
+        divided: bool = False,
+        may_be_bad: bool = False,
+    ) -> Predictions:
         """Predict for opened samples, whose predictions fit into memory.
 
         Args:
@@ -229,6 +236,7 @@ class Predictor:
             batch_size: Number of samples per batch.
             divided: Whether the processes that torchrun started share the samples, see
                 `dxn.training.predict.predict`.
+            may_be_bad: Whether all samples may turn out to be bad.
 
         Raises:
             UserError: If an output of the model is not finite.
@@ -241,6 +249,7 @@ class Predictor:
             device=self.device,
             finite=True,
             divided=divided,
+            may_be_bad=may_be_bad,
         )
 
     def require_answers(self) -> None:

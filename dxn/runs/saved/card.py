@@ -61,7 +61,9 @@ class Card:
             lines.append(f"- answers: the mixture {results.formula}")
         lines += ["- license: not set", ""]
         if data.name:
-            lines += ["## Metrics", "", *_figure_lines(results), ""]
+            lines += ["## Metrics", "", *_figure_lines(results)]
+            lines += [f"- {remark}" for remark in results.remarks]
+            lines.append("")
             lines += ["## Training", "", "```bash", self.command(), "```", ""]
         call = "predict" if self.task.has_answers else "embed"
         lines += [
