@@ -75,6 +75,7 @@ WAITING = {
     "input_dropout": "loader.input_dropout",
 }
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
+STRIDES = (2, 4, 8, 16, 32)  # of a stem, see `dxn.tokenize.patches.ConvStem`
 ROTARY = "backbone.position.kind"
 # What trainings of a kind have in common. `_training_advice` adds what depends on their rows.
 FORECAST = {
@@ -208,6 +209,8 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
         is_free = not is_chosen(advice.key, chosen) and overriding(values, advice.key) is None
         if advice.key == "batch_size":  # which is the default of the other option
             is_free = is_free and not is_chosen("trainer.batch_size", chosen)
+        if advice.key.endswith(".stem"):
+            is_free = is_free and _fits_stem(advice.key, values, chosen)
         if advice.follows:
             is_free = is_free and lookup(values, advice.follows)[1] == advised[advice.follows]
         advised[advice.key] = advice.value
@@ -239,6 +242,12 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
     # options.
     above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters", "head"}
     return any(name in above or name.startswith(f"{key}.") for name in chosen)
+
+
+def _fits_stem(key: str, values: Mapping[str, Any], chosen: frozenset[str]) -> bool:
+    """Whether convolutions with a stride of 2 make tokens of the size that the user has set."""
+    sizes = [key.removesuffix("stem") + name for name in ("patch_size", "frame_size")]
+    return all(lookup(values, s)[1] in STRIDES for s in sizes if is_chosen(s, chosen))
 
 
 def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[Advice]:

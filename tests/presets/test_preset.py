@@ -473,6 +473,7 @@ def test_a_training_with_masks_uses_the_rules(tmp_path):
     [
         ("trainer.log_every=9", (304, 128, 4)),
         ("head.tile=64", (304, 64, 1)),
+        ("adapters.image.patch_size=14", (304, 128, 4)),
         ("adapters.image.image_size=64", (64, 0, 1)),
     ],
 )
