@@ -576,3 +576,18 @@ def test_the_best_epoch_has_the_highest_chrf():
         and task.metric.is_better(2.0, 1.0)
         and not task.metric.is_better(1.0, 2.0)
     )
+
+
+# The simple method
+
+
+def test_the_simple_method_writes_the_text_of_the_most_similar_row():
+    generator = torch.Generator().manual_seed(0)
+    pictures = [torch.randint(256, (3, 9, 12), generator=generator).byte() for _ in range(3)]
+    task = task_of()
+    train = {"text": ["a red ball", "two dogs run", None], "picture": [*pictures[:2], pictures[2]]}
+    asked = {"text": ["the dogs run home", None, None], "picture": [None, pictures[2], None]}
+    ((_, texts),) = task.simple_methods(train, ["ball", "dogs", "cat"], asked)
+    assert texts[:2] == ["dogs", "cat"]
+    assert not list(task.simple_methods({"sound": [torch.ones(8)]}, ["a"], {"sound": [None]}))
+    assert not list(task.simple_methods(train, ["a", "b", "c"], asked, share=0.0))

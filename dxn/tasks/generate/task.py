@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,12 @@ from dxn.models.decoding.generation import OnTokens
 from dxn.models.decoding.rules import Rules
 from dxn.models.decoding.search import Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
+from dxn.tasks.generate.simple import nearest_texts
 from dxn.tasks.generate.target_tokenizer import MarkOptions, TargetTokenizer
 from dxn.tasks.generate.texts import ErrorRates, describe_texts
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
-from dxn.tasks.task import Task
+from dxn.tasks.task import Raws, Task
 from dxn.tokenize.base import NUM_REAL
 from dxn.tokenize.text.options import TokenizerOptions
 
@@ -263,6 +264,12 @@ class Generate(Task[Texts]):
         # Beam search is about `beams` times as slow as greedy decoding.
         hypotheses = self.search(head, output.memory, beams=1 if draft else self.beams)
         return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+
+    def simple_methods(
+        self, train: Raws, targets: Sequence[Any], raws: Raws, *, share: float = 1.0
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the text of the most similar training row."""
+        yield from nearest_texts(train, targets, raws, share)
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return the tokenizer of the texts, and the ids of their first and last tokens."""
