@@ -276,7 +276,7 @@ PER_AREA, MIN_SIDE = 6, 96
 # Each picture must be seen so often, but not more than so many. The largest size is chosen for
 # which this fits into the time limit. A token with its pixels takes PIXEL_COST times as long as in
 # the backbone alone.
-ENOUGH_VIEWS, ENOUGH_PICTURES, PIXEL_COST = 20, 8_000, 3
+ENOUGH_VIEWS, ENOUGH_PICTURES, PIXEL_COST = 10, 5_000, 3
 MASK_PATCH = 8
 # Pictures from this longer side on are divided into tiles of this size.
 DIVIDED, TILE = 256, 128
@@ -314,6 +314,7 @@ def _advise_masks(
         "image_size": side,
         "augment.flip": True,
         "augment.zoom": 0.5,
+        "augment.jitter": 0.3,
         **channels,
     }
     yield from facts.advice(options, about)
