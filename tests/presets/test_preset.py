@@ -424,7 +424,7 @@ def test_a_training_for_objects_uses_the_rules(tmp_path):
     ("area", "epochs", "image_size", "tile"),
     [
         ((40, 24), 20, 512, 128),  # all pixels, in tiles
-        ((40, 24), 5, 256, None),  # fewer pixels, so that each picture is seen 20 times
+        ((40, 24), 2.5, 256, None),  # fewer pixels, so that each picture is seen 10 times
         ((40, 24), 0.1, 128, None),  # an area keeps 6 pixels
         ((5, 5), 0.1, 512, 128),  # small areas need all pixels
         ((400, 400), 0.1, 96, None),
