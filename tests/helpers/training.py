@@ -172,4 +172,5 @@ def fit(
 
 def without_time(state):
     """The state of a training without its durations, which differ from run to run."""
-    return {**vars(state), "seconds": 0, "elapsed": 0, "validation": 0}
+    names = ("seconds", "elapsed", "validation", "per_sample", "last_step")
+    return {**vars(state), **dict.fromkeys(names, 0)}

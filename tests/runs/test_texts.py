@@ -100,7 +100,9 @@ def answer_of(capsys, *arguments):
 def test_a_writer_leaves_metrics_and_one_text_per_row(writer, place):
     found = metrics_of(writer)
     tests = {key.removeprefix("test/") for key in found if key.startswith("test/")}
-    assert tests == {"loss", "bleu", "chrf", "wer", "wer_normalized", "cer", "exact_match"}
+    names = {"bleu", "chrf", "wer", "wer_normalized", "cer", "exact_match"}
+    similar = {f"{name}[text of the most similar row]" for name in names}
+    assert tests == {"loss"} | names | similar
     assert 0 < found["test/loss"] < 4 and found["data"]["rows"] == SPLITS
     with (writer / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -180,9 +182,9 @@ def test_every_verb_answers_with_the_same_text(writer, place, capsys):
 def test_evaluating_a_writer_again_gives_the_metrics_of_its_run(writer, tmp_path):
     assert main(["evaluate", f"run={writer}", f"output={tmp_path}"]) == 0
     again, before = metrics_of(tmp_path), metrics_of(writer)
-    assert {k: v for k, v in before.items() if k.startswith("test/")} == {
-        k: pytest.approx(v, abs=1e-6) for k, v in again.items() if k.startswith("test/")
-    }
+    # The simple method learns from the training rows.
+    own = {k: v for k, v in before.items() if k.startswith("test/") and "[" not in k}
+    assert own == {k: pytest.approx(v, abs=1e-6) for k, v in again.items() if k.startswith("test/")}
     assert (tmp_path / "predictions.csv").read_text() == (writer / "predictions.csv").read_text()
 
 
