@@ -273,9 +273,9 @@ def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[
 # For the class of each pixel: pixels of the shorter side of a usual area of one class, with fewer
 # of which areas are lost, and of the longer side of a picture, which small pictures keep.
 PER_AREA, MIN_SIDE = 6, 96
-# Each picture must be seen so often, but not more than so many. The largest size is chosen for
-# which this fits into the time limit. A token with its pixels takes PIXEL_COST times as long as in
-# the backbone alone.
+# The largest size is chosen at which the time limit suffices to see each picture ENOUGH_VIEWS
+# times, or ENOUGH_PICTURES pictures in all. A token with its pixels takes PIXEL_COST times as long
+# as in the backbone alone.
 ENOUGH_VIEWS, ENOUGH_PICTURES, PIXEL_COST = 10, 5_000, 3
 MASK_PATCH = 8
 # Pictures from this longer side on are divided into tiles of this size.

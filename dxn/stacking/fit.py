@@ -171,8 +171,8 @@ def fit_mix(
         a = min(a, 1.0)
         b = 1.0 - a
     # A lower loss of a few rows is no reason to leave out a part of a model of cells or numbers.
-    is_safe = b > MIN_FACTOR and not are_forecasts and (are_from_cells or not are_classes)
-    choices = [] if is_safe else [(alone, 0.0)]
+    has_both = b > MIN_FACTOR and not are_forecasts and (are_from_cells or not are_classes)
+    choices = [] if has_both else [(alone, 0.0)]
     choices += [(a, b)] if b > MIN_FACTOR else []
     # A few rows that a classifier fits perfectly are no reason to leave the model out.
     choices += [(0.0, 1.0)] if are_forecasts else []

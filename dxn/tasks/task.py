@@ -281,13 +281,14 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         return {"prediction": self.answer(prediction, inputs)["prediction"]}
 
     def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
-        """Return the usual height and width of objects in pictures, or of areas of one class.
+        """Return the usual size of what a target marks, in the units of the targets.
 
         Args:
             cells: Cells of the target.
 
         Returns:
-            As targets are written. None, the default: they are neither objects nor masks.
+            The height and width of objects in pictures or of areas of one class in masks, or the
+            duration of events. None, the default: the targets are none of these.
         """
         return None
 
