@@ -27,9 +27,10 @@ LR, WRITER_LR = 5e-5, 2e-5
 NEW_LR, NEW_BACKBONE_LR = 5e-4, 1e-3
 WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
 # Epochs of all weights that must fit into the time limit: one, because the head starts from a ridge
-# regression, and more for a new backbone. Otherwise the published weights stay as they are. Only
-# large models, and those that write, which have no new weights, get low-rank updates. These need
-# less memory than all weights, and two thirds of the time.
+# regression, and more for a new backbone, or for a head that finds objects or classes of pixels.
+# Otherwise the published weights stay as they are. Only large models, and those that write, which
+# have no new weights, get low-rank updates. These need less memory than all weights, and two thirds
+# of the time.
 ENOUGH_EPOCHS, ENOUGH_JOINT_EPOCHS, ENOUGH_RANDOM_EPOCHS = 1.0, 10.0, 3.0
 LORA_RANK = 16
 # Columns of an encoded input, by modality, for tasks that need no place in it. Their number decides
@@ -58,6 +59,8 @@ class Start:
             speed.
         minutes: The time limit. None: there is none.
         is_kind_chosen: Whether the user chose which weights are trained.
+        finds_parts: Whether the answers are objects or classes of pixels, whose new head takes many
+            epochs.
         starts_linear: Whether a new head starts from a ridge regression.
     """
 
@@ -68,6 +71,7 @@ class Start:
     epochs_within_limit: float
     minutes: float | None
     is_kind_chosen: bool = False
+    finds_parts: bool = False
     starts_linear: bool = True
 
     @property
@@ -75,7 +79,8 @@ class Start:
         """Whether there is time and memory to train all weights."""
         is_slow = self.writes or not self.starts_linear
         enough = ENOUGH_RANDOM_EPOCHS if is_slow else ENOUGH_EPOCHS
-        enough = enough if self.has_backbone else ENOUGH_JOINT_EPOCHS
+        is_new = self.finds_parts or not self.has_backbone
+        enough = ENOUGH_JOINT_EPOCHS if is_new else enough
         return self.epochs_within_limit >= enough and self.parameters <= MAX_TRAINED
 
     @property
@@ -101,7 +106,7 @@ def advise_finetuning(start: Start) -> Iterator[Advice]:
         "trainer.epochs": start.epochs,
         "trainer.patience": PATIENCE,
         "trainer.max_minutes": start.minutes,
-        "batch_size": 16 if start.rows < FEW else 32,
+        "batch_size": _batch_size(start),
         "scheduler.warmup": WARMUP,
         "optimizer.weight_decay": WEIGHT_DECAY,
         "optimizer.new_lr": NEW_LR if start.has_backbone else NEW_BACKBONE_LR,
@@ -120,6 +125,13 @@ def advise_finetuning(start: Start) -> Iterator[Advice]:
         target = "all-linear" if start.has_backbone else "adapters.*.blocks.*"
         yield Advice("finetune.lora_rank", LORA_RANK, start.reason)
         yield Advice("finetune.lora_targets", [target], start.reason)
+
+
+def _batch_size(start: Start) -> int:
+    if start.rows >= FEW:
+        return 32
+    # A picture has several objects, or many pixels.
+    return 8 if start.finds_parts else 16
 
 
 def tokens_of(modality: str, node: Mapping[str, Any], cells: Sequence[Any]) -> float:

@@ -24,6 +24,7 @@ from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import FIT_ROWS, TARGET, Source
 from dxn.presets.finetuning import MAX_TRAINED, Start, advise_finetuning, tokens_of
 from dxn.presets.finetuning import MINUTES as MINUTES_OF_FINETUNING
+from dxn.presets.pictures import OF_PARTS, advise_pictures
 from dxn.presets.rules import (
     MUON,
     PER_TOKEN,
@@ -33,6 +34,7 @@ from dxn.presets.rules import (
     advise_images,
     advise_series,
     advise_text,
+    is_chosen,
 )
 from dxn.tasks import Task
 from dxn.tasks.space import AnswerKind
@@ -144,7 +146,8 @@ class Situation:
         """What decides which published weights are trained."""
         task, weights, rows = self.task, self.weights, self.source.num_training_rows
         assert weights is not None
-        limit = self.minutes(MANY_MINUTES if self.num_files > 1 else MINUTES_OF_FINETUNING)
+        _, growth = self.sized
+        limit = self.finetuning_minutes
         return Start(
             rows,
             parameters=_parameters(self.config),
@@ -152,12 +155,29 @@ class Situation:
             has_backbone=weights.main is not None,
             epochs_within_limit=math.inf
             if limit is None
-            else 60 * limit / (self.members * self.seconds * rows),
+            else 60 * limit / (self.members * self.seconds * growth * rows),
             minutes=limit,
-            is_kind_chosen=any(is_below(key, ["finetune"]) for key in self.chosen),
+            is_kind_chosen=self.is_kind_chosen,
+            finds_parts=task.answer_kind in OF_PARTS,
             # See `dxn.stacking.frozen`.
             starts_linear=self.config["baseline"] != "none" and self.source.stream is None,
         )
+
+    @cached_property
+    def sized(self) -> tuple[list[Advice], float]:
+        """See `dxn.presets.pictures.advise_pictures`."""
+        return advise_pictures(self)
+
+    @property
+    def finetuning_minutes(self) -> float | None:
+        """The time limit of a training from published weights."""
+        is_long = self.num_files > 1 or self.task.answer_kind in OF_PARTS
+        return self.minutes(MANY_MINUTES if is_long else MINUTES_OF_FINETUNING)
+
+    @property
+    def is_kind_chosen(self) -> bool:
+        """Whether the user chose which published weights are trained."""
+        return any(is_below(key, ["finetune"]) for key in self.chosen)
 
     @property
     def has_rules(self) -> bool:
@@ -235,15 +255,6 @@ def choose_options(situation: Situation) -> tuple[dict[str, Any], list[str]]:
     return values, reasons
 
 
-def is_chosen(key: str, chosen: frozenset[str]) -> bool:
-    """Whether the user has set a dotted key, a part of it, or the group that contains it."""
-    parts = key.split(".")
-    # adapters=[text] chooses which adapters there are, and head=segment the task, and not their
-    # options.
-    above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters", "head"}
-    return any(name in above or name.startswith(f"{key}.") for name in chosen)
-
-
 def _fits_stem(key: str, values: Mapping[str, Any], chosen: frozenset[str]) -> bool:
     """Whether convolutions with a stride of 2 make tokens of the size that the user has set."""
     sizes = [key.removesuffix("stem") + name for name in ("patch_size", "frame_size")]
@@ -269,7 +280,7 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
     num_files = situation.num_files
     sample = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
     object_size = None
-    if kind in (AnswerKind.OBJECTS, AnswerKind.PIXELS):
+    if kind in OF_PARTS:
         object_size = task.object_size(sample.cells.get(TARGET, ()))
         if object_size is None:
             return
@@ -315,6 +326,7 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
 def _finetuning_advice(situation: Situation) -> Iterator[Advice]:
     """Yield the options of a training from published weights."""
     config, start = situation.config, situation.finetuning
+    yield from situation.sized[0]
     # Otherwise the adapters of a new backbone have weights, and fixed options.
     has_encoders = any("backbone" in config["adapters"][key] for key in situation.nodes.values())
     is_new = has_encoders and situation.has_rules

@@ -69,6 +69,15 @@ class Facts:
         return [Advice(f"{self.prefix}.{name}", value, about) for name, value in options.items()]
 
 
+def is_chosen(key: str, chosen: frozenset[str]) -> bool:
+    """Whether the user has set a dotted key, a part of it, or the group that contains it."""
+    parts = key.split(".")
+    # adapters=[text] chooses which adapters there are, and head=segment the task, and not their
+    # options.
+    above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters", "head"}
+    return any(name in above or name.startswith(f"{key}.") for name in chosen)
+
+
 # Texts
 
 # Each word of a text has an answer, for which the words around it matter.

@@ -26,6 +26,7 @@ from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import Rows
 from dxn.data.rows import Source as DataSource
 from dxn.presets.finetuning import MAX_COLUMNS
+from dxn.presets.pictures import MODALITY, OF_PARTS
 from dxn.presets.preset import Situation
 from dxn.runs.encoders import Encoder, NoAnswer, choose_encoder, fetch, table
 from dxn.runs.hub import MAX_REASON
@@ -136,8 +137,15 @@ def start_pretrained(
     """
     wanted = settings.values["pretrained"]
     scratch = Start({**settings.values, "pretrained": NONE})
-    if wanted == NONE or (wanted == AUTO and not _helps(settings, task)):
+    if wanted == NONE or (wanted == AUTO and not _is_open(settings)):
         return scratch
+    if wanted == AUTO and task.name in WITHOUT_AUTO:
+        pictures = [name for name, spec in inputs.items() if spec.modality == MODALITY]
+        if task.answer_kind not in OF_PARTS or not pictures:
+            return scratch
+        name = pictures[0]
+        reason = f"no encoder was compared for such targets; pretrained.{name}=small uses one"
+        return replace(scratch, lines=(_random(name, reason),))
     config = copy.deepcopy(settings.values)
     # A word is for modalities, and not for a column with the name of one.
     by_name: Mapping[str, str] = wanted if isinstance(wanted, Mapping) else {}
@@ -249,15 +257,15 @@ def start_pretrained(
     return replace(start, lines=(*start.lines, *lines), seconds=seconds)
 
 
-def _helps(settings: Settings, task: Task) -> bool:
-    """Whether published encoders are used without being asked for."""
+def _is_open(settings: Settings) -> bool:
+    """Whether the settings leave open what a training starts from."""
     values = settings.values
     # Generated data is solved from random weights, and an experiment names all that it needs.
     is_generated = str(values["data"].get("_target_")).startswith("dxn.datasets.")
     is_complete = any(is_below(key, OWN_PARTS) for key in settings.experiment)
     # The learning rate of preset=plain, also that of a short try with debug, is for random weights.
     is_plain = values["preset"] == "plain" and "pretrained" not in settings.chosen
-    return not (is_generated or is_complete or is_plain or task.name in WITHOUT_AUTO)
+    return not (is_generated or is_complete or is_plain)
 
 
 def _random(key: str, reason: str) -> str:

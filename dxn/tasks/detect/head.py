@@ -78,7 +78,9 @@ class DetectHead(nn.Module):
         center = center + shift * usual
         half = usual * size.clamp(max=MAX_LOG).exp() / 2
         boxes = torch.cat([center - half, center + half], -1)
-        is_padding = ~part.mask.repeat_interleave(PARTS_PER_AXIS**self.axes, 1)[:, :, None]
+        # A class token or a register of an encoder has no place.
+        is_placed = part.mask & ~part.spans[-1].coords[..., 0].isnan()
+        is_padding = ~is_placed.repeat_interleave(PARTS_PER_AXIS**self.axes, 1)[:, :, None]
         logits = logits.masked_fill(is_padding, NOTHING)
         return torch.cat([logits, boxes.masked_fill(is_padding, OUTSIDE)], -1)
 

@@ -175,7 +175,9 @@ class PixelClasses(Names):
         """
         self.tokenizers = {name: adapter.tokenizer for name, adapter in adapters.items()}
         name = self.input or pictured(self.tokenizers)
-        grid = getattr(adapters.get(name), "grid", None)
+        # With an encoder, its adapter divides the pictures.
+        inner = adapters[name].plain_values if name in adapters else None
+        grid = getattr(inner, "grid", None)
         if grid is None or self.tokenizers[name].reader.axes != 2:
             inputs = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
             raise UserError(

@@ -183,7 +183,7 @@ class Segment(Task[PixelClasses]):
                 )
             return MaskHead(self, dim)
         others = pooled_dim if len(adapters) > 1 else 0
-        return SegmentHead(self, dim, adapters[self.target.input], others)
+        return SegmentHead(self, dim, adapters[self.target.input].plain_values, others)
 
     def predict(
         self, head: nn.Module, output: Any, batch: Batch, *, draft: bool = False
