@@ -188,7 +188,7 @@ def _pictures(situation: Situation) -> dict[str, Pictures]:
             continue
         names = [name for name in situation.nodes if situation.nodes[name] == key]
         cells = [cell for name in names for cell in rows.cells.get(name, ()) if cell is not None]
-        chosen = evenly_spaced(cells, MAX_PICTURES)
+        chosen = list(evenly_spaced(cells, MAX_PICTURES))
         pictures = read_pictures(chosen, reading_node(node), size, kind)
         if pictures is not None:
             found[key] = pictures

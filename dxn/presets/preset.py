@@ -24,6 +24,9 @@ from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import FIT_ROWS, TARGET, Source
 from dxn.presets.finetuning import MAX_TRAINED, Start, advise_finetuning, tokens_of
 from dxn.presets.finetuning import MINUTES as MINUTES_OF_FINETUNING
+from dxn.presets.grids import FEW as FEW_GRIDS
+from dxn.presets.grids import TRAINING as GRIDS
+from dxn.presets.grids import advise_frames, read_frames
 from dxn.presets.pictures import OF_PARTS, advise_pictures
 from dxn.presets.rules import (
     MUON,
@@ -272,10 +275,14 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
     nodes, readers = situation.nodes, situation.readers
     train = source.splits["train"]
     kind = task.answer_kind
+    frames = None
     if kind is AnswerKind.QUANTILES:
         from dxn.tasks.forecast.task import MANY_WINDOWS
 
-        if len(train) < MANY_WINDOWS:
+        series = [name for name in nodes if readers[nodes[name]].steps and name in train.cells]
+        if series and TARGET in train.cells:
+            frames = read_frames(train.cells[series[0]], train.cells[TARGET])
+        if frames is None and len(train) < MANY_WINDOWS:
             return
     num_files = situation.num_files
     sample = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
@@ -307,6 +314,7 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
         object_size=object_size,
         minutes=minutes,
         epochs_within_limit=epochs_within_limit,
+        has_frames=frames is not None,
     )
     is_validated = bool(source.splits.get("validation"))
     for advice in _training_advice(facts, situation.chosen, is_validated=is_validated):
@@ -318,6 +326,9 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
         present = [cell for cell in cells if cell is not None]
         rules = RULES.get(readers[key].modality)
         is_encoder = "backbone" in config["adapters"][key]
+        if frames is not None and readers[key].steps:
+            yield from advise_frames(frames, facts, key)
+            continue
         if present and rules is not None and not is_encoder:
             shown = list(evenly_spaced(present, MAX_CELLS))
             yield from rules(shown, replace(facts, prefix=f"adapters.{key}"))
@@ -396,7 +407,10 @@ def _training_advice(
     batch_size = 32 if rows < FEW else 128 if rows >= MANY else 64
     minutes: float | None = facts.minutes
     is_joint = False
-    if facts.kind is AnswerKind.QUANTILES:
+    if facts.has_frames:
+        batch_size = 16 if rows < FEW_GRIDS else 32
+        views, fewest, options = WINDOW_VIEWS, MIN_WINDOW_EPOCHS, GRIDS
+    elif facts.kind is AnswerKind.QUANTILES:
         views, fewest, batch_size, options = WINDOW_VIEWS, MIN_WINDOW_EPOCHS, 64, FORECAST
     elif facts.kind is AnswerKind.CODES:
         batch_size, options = CODEC_BATCH, CODEC

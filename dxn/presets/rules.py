@@ -53,6 +53,7 @@ class Facts:
         minutes: Time limit of the training.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
+        has_frames: Whether the series that is continued consists of frames of cells.
     """
 
     rows: int
@@ -63,6 +64,7 @@ class Facts:
     object_size: Sequence[float] | None = None
     minutes: float = 5.0
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
+    has_frames: bool = False
 
     def advice(self, options: Mapping[str, Any], about: str) -> list[Advice]:
         """Return values of options of the adapter as advice."""

@@ -43,8 +43,14 @@ def folder(tmp_path_factory):
     """A small random encoder that crops the center of a picture, and pictures in two tables."""
     path = tmp_path_factory.mktemp("pictures")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
-    config = transformers.Dinov2WithRegistersConfig(**sizes, image_size=35, patch_size=PATCH)
+    config = transformers.Dinov2WithRegistersConfig(
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        mlp_ratio=2,
+        image_size=35,
+        patch_size=PATCH,
+    )
     transformers.Dinov2WithRegistersModel(config).save_pretrained(path / "encoder")
     processor = transformers.BitImageProcessor(
         size={"shortest_edge": 24}, crop_size={"height": 20, "width": 20}

@@ -5,6 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+import yaml
 from dxn_examples.fields import fields
 from helpers.runs import refused, train
 
@@ -14,6 +15,8 @@ from dxn.data.rows import TARGET
 from dxn.data.series.grid import grid, read_grid
 from dxn.export.programs import series as program
 from dxn.export.recipes import series_recipe
+from dxn.presets.grids import advise_frames, read_frames
+from dxn.presets.rules import Facts
 from dxn.tasks import Forecast
 from dxn.tasks.forecast.futures import ForecastMetric, Future
 from dxn.tokenize.base import BadMedia
@@ -289,3 +292,72 @@ def test_a_deterministic_shift_is_learned(tmp_path, monkeypatch):
     options += ["trainer.epochs=6", "optimizer.lr=3e-3", "baseline=none", "batch_size=16"]
     metrics = train(tmp_path / "r", "shift.npy", *options, *SMALL)
     assert metrics["test/skill"] > 0.3
+
+
+def windows(frames, horizon=3, context=5):
+    """The histories and the futures of all windows of one sequence (T, H, W)."""
+    starts = range(context, len(frames) - horizon + 1)
+    size = frames.shape[1:]
+    futures = [Future(frames[t : t + horizon].flatten(1), frame=tuple(size)) for t in starts]
+    return [frames[t - context : t] for t in starts], futures
+
+
+def advised(frames, epochs=1e9, **sizes):
+    found = read_frames(*windows(frames, **sizes))
+    assert found is not None
+    facts = Facts(100, 1, 1, epochs_within_limit=lambda tokens: epochs / tokens)
+    return {advice.key: advice.value for advice in advise_frames(found, facts, "series")}
+
+
+def test_the_preset_adds_the_output_to_the_nearer_simple_forecast():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(60, 4, 6, generator=generator)
+    noise[::9, 1] = torch.nan
+    assert advised(noise)["head.residual"] == "mean"
+    assert advised(noise.nan_to_num().cumsum(0))["head.residual"] == "last"
+
+
+def test_the_patches_of_a_grid_are_as_small_as_the_time_allows():
+    frames = torch.zeros(20, 40, 24)
+    options = advised(frames)
+    # A patch of two cells gives 240 patches, and one of four 60.
+    assert options["adapters.series.patch.cells"] == 2
+    assert options["adapters.series.patch_size"] == 3
+    # Two past tokens and a future one per place, with their embedding and output.
+    assert advised(frames, 20 * 4 * 3 * 239)["adapters.series.patch.cells"] == 4
+    assert advised(frames, 1)["adapters.series.patch.cells"] == 4
+    assert advised(frames, context=2)["adapters.series.patch_size"] == 2
+
+
+def test_series_without_frames_are_no_grid():
+    assert read_frames([torch.zeros(5, 2)], [Future(torch.zeros(3, 2))]) is None
+    assert read_frames(["1,2,3"], [[4, 5]]) is None
+
+
+def test_the_forecast_starts_from_the_mean_of_the_history(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frames = np.random.default_rng(0).standard_normal((40, 3, 5)).astype(np.float32)
+    frames += 5 * np.arange(15).reshape(3, 5)
+    frames[:, 0, 0] = np.nan
+    frames[::2, 1, 1] = np.nan
+    np.save("noise.npy", frames)
+    options = ["data.horizon=2", "data.context=4", "trainer.epochs=1", "optimizer.lr=1e-30"]
+    small = [word for word in SMALL if not word.startswith("preset")]
+    train(tmp_path / "r", "noise.npy", *options, *small, "baseline=none")
+    config = yaml.safe_load((tmp_path / "r" / ".hydra" / "config.yaml").read_text())
+    assert config["head"]["residual"] == "mean"
+    assert main(["predict", "run=r", "noise.npy", "output=next.npy"]) == 0
+    predicted = np.load("next.npy")
+    known = np.arange(15).reshape(3, 5) > 0
+    expected = np.nanmean(frames[-4:, known], 0)
+    np.testing.assert_allclose(predicted[0][known], expected, atol=1e-3)
+    np.testing.assert_allclose(predicted[1][known], expected, atol=1e-3)
+    assert main(["export", "run=r", "output=export"]) == 0
+
+
+def test_large_targets_are_compared_by_a_short_representation():
+    values = torch.arange(2 * 900.0).reshape(2, 900)
+    assert repr(Future(values)) == repr(Future(values.clone()))
+    assert repr(Future(values)) != repr(Future(values + 1))
+    assert repr(Future(values)) != repr(Future(values.reshape(4, 450)))
+    assert len(repr(Future(values))) < 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,8 @@ from dxn.tokenize.series.values import parse_series
 # within blocks. The rest is for errors that are correlated themselves: with it, intervals of
 # AR(1) errors with a coefficient of up to 0.8 contain the true value in 90 to 97 of 100 cases.
 OVERLAP = 1.75
+# Values of a target whose representation lists them. Those of frames would take a minute of text.
+MAX_WRITTEN = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,9 @@ class Future:
 
     def __repr__(self) -> str:
         # Two targets are compared by their representation, which is short in messages, too.
+        if self.values.numel() > MAX_WRITTEN:
+            digest = blake2b(self.values.contiguous().numpy().tobytes(), digest_size=16)
+            return f"values {tuple(self.values.shape)} {digest.hexdigest()}"
         return f"values {self.values.flatten().tolist()}"
 
     def __str__(self) -> str:

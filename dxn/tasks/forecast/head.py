@@ -50,7 +50,9 @@ class ForecastHead(nn.Module):
         self.input = target.input
         self.history = adapter.tokenizer.history
         # Season length of the seasonal naive forecast that is added. 0: none.
-        self.season = {"season": target.season, "last": 1, "none": 0}[target.residual or "season"]
+        residual = target.residual or "season"
+        self.season = {"season": target.season, "last": 1}.get(residual, 0)
+        self.adds_mean = residual == "mean"
         # Number of tokens of the series that are read, counted from the last one. 0: the pooled
         # vector is read.
         self.num_tokens = 0
@@ -111,10 +113,15 @@ class ForecastHead(nn.Module):
         if self.places is not None:
             raw = raw[:, :, self.places]
         quantiles = increasing(raw, self.middle)
-        if not self.season:
+        if not self.season and not self.adds_mean:
             return quantiles
         history = self.history(batch[self.input])[..., : self.output_shape[1]]
-        naive = seasonal_naive(history, self.output_shape[0], self.season)
+        if self.adds_mean:
+            # Not nanmean, which is no operator of ONNX.
+            count = (~history.isnan()).sum(-2, keepdim=True)
+            naive = history.nan_to_num().sum(-2, keepdim=True) / count
+        else:
+            naive = seasonal_naive(history, self.output_shape[0], self.season)
         # In float32: the difference from the naive forecast needs fewer digits than the forecast.
         return quantiles.float() + naive.nan_to_num()[..., None]
 

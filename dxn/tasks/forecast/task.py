@@ -36,7 +36,7 @@ from dxn.tasks.task import Task
 from dxn.tokenize.base import Adapter
 from dxn.tokenize.series.values import find_decimal
 
-Residual = Literal["season", "last", "none"]
+Residual = Literal["season", "last", "mean", "none"]
 Read = Literal["tokens", "pooled"]
 # A number in labels.json, which may come from an untrusted source.
 Size = Annotated[int, Field(ge=1, le=100_000)]
@@ -287,8 +287,9 @@ class Forecast(Task[FutureValues]):
         season: Season length in steps, for the scale of MASE and the seasonal naive forecast.
             Default: that of the data source, or 1.
         residual: Forecast to which the output of the head is added: season (the last season,
-            repeated), last (the last value, as in arXiv:2205.13504, section 3.2) or none. Default:
-            season, and none from 2,000 training windows, which teach the season better.
+            repeated), last (the last value, as in arXiv:2205.13504, section 3.2), mean (that of the
+            history) or none. Default: season, and none from 2,000 training windows, which teach the
+            season better.
         horizon: Number of future steps. Default: that of the targets.
         decoder: Constructor of a decoder, which is called with vocab_size=1. It attends to the
             tokens of each channel, with channels=separate, and the output layer reads its only
