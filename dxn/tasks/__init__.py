@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dxn.tasks.any.task import WriteAny
     from dxn.tasks.classify import Classify
     from dxn.tasks.codec.task import Codec
-    from dxn.tasks.contrastive import Contrastive
+    from dxn.tasks.contrastive.task import Contrastive
     from dxn.tasks.detect.task import Detect
     from dxn.tasks.embed import Embed
     from dxn.tasks.forecast.task import Forecast, Quantiles
@@ -73,7 +73,7 @@ MODULES = {
     "Bernoulli": "multilabel",
     "Classify": "classify",
     "Codec": "codec.task",
-    "Contrastive": "contrastive",
+    "Contrastive": "contrastive.task",
     "Ctc": "generate.ctc",
     "Detect": "detect.task",
     "Embed": "embed",

@@ -78,6 +78,7 @@ class Metric(CheckedMembers):
             with "loss". Higher values of all others are better.
         details: Metrics that are in metrics.json, but not in tables and lines, which they would
             widen.
+        of_fewer: What is different about the metrics of fewer rows, for notes. "": nothing.
         row: Metric of `value` that scores single rows, and the name of this score in a report.
             None: reports show no single rows.
         own: Metrics of the user by name, in addition to those of the task.
@@ -87,6 +88,7 @@ class Metric(CheckedMembers):
     """
 
     monitored: str = "loss"
+    of_fewer: ClassVar[str] = ""
     lower_is_better: Collection[str] = ()
     row: ClassVar[tuple[str, str] | None] = None
     own: Mapping[str, OwnMetric] = MappingProxyType({})
@@ -152,6 +154,10 @@ class Metric(CheckedMembers):
         They are further rows of the table of an evaluation.
         """
         return {}
+
+    def notes(self, predictions: Sequence[Any]) -> list[str]:
+        """Return sentences about the metrics of these rows, such as that few rows are searched."""
+        return []
 
     @property
     def details(self) -> Collection[str]:

@@ -9,6 +9,7 @@ predictions are. Code outside of `dxn.tasks` never branches on the name of a tas
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -363,6 +364,42 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             A description of the method, and a prediction per row in the format of `predict`.
         """
         yield from ()
+
+    def simple_figures(
+        self,
+        train: Raws,
+        targets: Sequence[Any],
+        raws: Raws,
+        true: Sequence[Any],
+        predictions: Sequence[Any],
+        *,
+        share: float = 1.0,
+    ) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yield the description and the metrics of each simple method.
+
+        Default: the metrics of the answers of `simple_methods`.
+
+        Args:
+            train: Raw values of the training split, by input name; None where missing.
+            targets: Its targets.
+            raws: Raw values of the rows that are answered.
+            true: Their targets; [] if the targets follow from the inputs.
+            predictions: The predictions of the model for these rows, of a task whose methods need
+                to know which inputs are equal.
+            share: Share of the usual time of a slow method that the time limit leaves, 0 to 1.
+        """
+        for description, answers in self.simple_methods(train, targets, raws, share=share):
+            yield description, self.score_answers(answers, true)
+
+    def score_answers(self, answers: Sequence[Any], true: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of answers without probabilities, which have no loss.
+
+        Args:
+            answers: Answers in the format of `predict`.
+            true: Targets of the same rows.
+        """
+        figures = self.score(answers, true, math.nan)
+        return {name: figures[name] for name in figures if name != "loss"}
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return what a program without dxn needs to read the outputs of `Space.decode`.

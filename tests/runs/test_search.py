@@ -56,6 +56,13 @@ def run(place, table):
     metrics = train(place / "run", *table, *TINY, "head=contrastive", "share_backbone=false")
     assert metrics["test/mrr"] > metrics["test/mrr[random order]"]
     assert {"test/mrr[title to photo]", "test/mrr[photo to title]"} <= metrics.keys()
+    # A simple method stands beside it, and a note tells which rows are searched.
+    name = "most similar training row"
+    assert metrics["test/mrr[random order]"] < metrics[f"test/mrr[{name}]"] <= 1
+    assert name in (place / "run" / "model" / "README.md").read_text()
+    note, few = metrics["remarks"]
+    assert note.startswith("only the 6 of 7 rows with title and photo are searched")
+    assert few.startswith("the search by title and photo has only ")
     assert "test/mrr[title]" not in metrics  # one input alone has nothing to be compared with
     return place / "run"
 

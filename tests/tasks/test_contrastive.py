@@ -13,16 +13,14 @@ from dxn.data.dataset import Opened, Samples
 from dxn.models import InputVectors
 from dxn.models.losses import sigmoid_loss, softmax_loss, unit
 from dxn.tasks import Contrastive
-from dxn.tasks.contrastive import (
+from dxn.tasks.contrastive.search import (
     MISSING,
-    Aligned,
     Embedded,
-    Projection,
-    SimilarityHead,
     chance_metrics,
     key_of,
     search_metrics,
 )
+from dxn.tasks.contrastive.task import Aligned, Projection, SimilarityHead
 from dxn.tokenize import TextAdapter
 
 B, E = 7, 5
@@ -36,6 +34,12 @@ def random_units(*shape):
 def output_of(x, keys, *, scale=3.0, bias=0.0):
     own = Embedded(x, keys)
     return Aligned(own, own, 0, torch.tensor(scale).double(), torch.tensor(bias).double())
+
+
+def searched(queries, candidates, query_keys, keys):
+    """Return the metrics of a search with all queries."""
+    every = torch.arange(len(queries))
+    return search_metrics(lambda rows: queries[rows] @ candidates.T, query_keys, keys, every)
 
 
 def distinct_keys(batch, inputs):
@@ -221,17 +225,51 @@ def test_ranks_count_equal_rows_as_right_and_strict_recall_only_the_own_row():
     candidates = unit(torch.tensor([[0.0, 1], [1, 0], [1, 0.5]]))
     # The own candidate is third, first and second. The queries of rows 0 and 1 are equal.
     query_keys, keys = torch.tensor([1, 1, 2]), torch.tensor([3, 4, 5])
-    figures = search_metrics(queries, candidates, query_keys, keys)
+    figures = searched(queries, candidates, query_keys, keys)
     assert figures["recall@1"] == pytest.approx(2 / 3)
     assert figures["mrr"] == pytest.approx((1 + 1 + 1 / 2) / 3)
     assert figures["strict_recall@1"] == pytest.approx(1 / 3)
     assert figures["median_rank"] == 1
 
 
+def test_equal_candidates_share_the_places_of_the_strict_recall():
+    x = unit(torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]]))
+    query_keys, keys = torch.arange(1, 5), torch.tensor([5, 5, 6, 6])
+    figures = searched(x, x, query_keys, keys)
+    assert figures["strict_recall@1"] == pytest.approx(1 / 2)  # that of a random one of the two
+    # The vectors of equal candidates can differ by rounding.
+    rounded = searched(x, x * torch.tensor([[1], [1 + 1e-6], [1], [1]]), query_keys, keys)
+    assert rounded == figures
+
+
+def test_the_median_of_an_even_number_of_ranks_is_the_mean_of_both_in_the_middle():
+    x, keys = torch.eye(2), torch.arange(1, 3)
+    # Both queries find the first candidate first.
+    candidates = torch.tensor([[1.0, 1], [0, 0.5]])
+    assert searched(x, candidates, keys, keys + 2)["median_rank"] == 1.5
+
+
+def test_a_search_in_few_rows_or_in_a_part_of_them_has_a_note():
+    task = task_for(*NAMES)
+    keys = distinct_keys(120, 3)
+    keys[:3, 2] = MISSING  # too few for a note
+    keys[:30, 0] = MISSING
+    notes = task.metric.notes([Embedded(torch.ones(3, E), row) for row in keys])
+    assert len(notes) == 2  # only of one of the pairs with fewest rows
+    assert notes[0].startswith("only the 90 of 120 rows with title and body are searched")
+    assert "has only 90 rows, of which a random order finds 11% among the first 10" in notes[1]
+    keys[:, 0] = keys[:, 1]
+    assert not task.metric.notes([Embedded(torch.ones(3, E), row) for row in keys])
+    full = distinct_keys(100, 3)
+    assert task.metric.notes([Embedded(torch.ones(3, E), row) for row in full]) == []
+    (single, *_) = task.metric.notes([Embedded(torch.ones(3, E), full[0])])
+    assert "only 1 row" in single and "100%" in single
+
+
 @pytest.mark.parametrize("vectors", [torch.ones(13, 2), torch.full((13, 2), torch.nan)])
 def test_vectors_that_are_all_equal_or_nan_have_the_last_rank(vectors):
     keys = torch.arange(1, 14)
-    figures = search_metrics(vectors, vectors, keys, keys + 13)
+    figures = searched(vectors, vectors, keys, keys + 13)
     assert figures["median_rank"] == 13
     assert figures["recall@10"] == figures["strict_recall@10"] == 0
 
@@ -244,7 +282,7 @@ def test_the_chance_level_is_the_mean_over_random_orders():
     rounds = 400
     for _ in range(rounds):
         x, y = torch.randn(2, len(keys), E, generator=generator)
-        figures = search_metrics(unit(x), unit(y), keys, other)
+        figures = searched(unit(x), unit(y), keys, other)
         totals = {name: total + figures[name] / rounds for name, total in totals.items()}
     chance = chance_metrics(keys, other)
     for name, value in totals.items():

@@ -153,9 +153,11 @@ def _what_fits(
         )
         return inputs, None, [note]
     kept = fitting(seconds, per_sample, size)
+    # Otherwise the metrics of some rows estimate those of all.
+    of_fewer = f"{about}; " if (about := best.task.metric.of_fewer) else ""
     note = (
         f"note: {kept:,} of {size:,} samples are evaluated, {reason} all of them, which take about "
-        f"{duration(size * per_sample)}; dxn evaluate evaluates them"
+        f"{duration(size * per_sample)}; {of_fewer}dxn evaluate evaluates them"
     )
     return inputs, kept, [note]
 
@@ -194,7 +196,7 @@ def complete(
     for line in remarks:
         print_line(line)
     sentences = [line.removeprefix("warning: ").removeprefix("note: ") for line in remarks]
-    results = results.model_copy(update={"remarks": sentences})
+    results = results.model_copy(update={"remarks": [*results.remarks, *sentences]})
     results.write(folder)
     model_folder.write_card(folder / MODEL, card.markdown(results))
     wants_report = settings.values.get("report", True)
@@ -248,9 +250,10 @@ def about_validation(state: State, run: Training) -> list[str]:
     size = len(run.validation_samples(run.task) or ())
     if not 0 < state.validated < size:
         return []
+    of_fewer = f", and {about}" if (about := run.task.metric.of_fewer) else ""
     return [
         f"note: the validation metrics of the epochs are those of {state.validated:,} of {size:,} "
-        "samples, because of the time limit"
+        f"samples, because of the time limit{of_fewer}"
     ]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -178,10 +176,13 @@ def evaluate_subsets(
         references=[name for name in figures if name not in sets],
         intervals=intervals,
         evaluated=len(last.samples),
+        remarks=task.metric.notes(last.predictions.predicted),
         **about_stack(predictor.network),
     )
     print_line(f"{data.about}: {count(len(last.samples), 'row')}")
     print_results(results)
+    for remark in results.remarks:
+        print_line(f"note: {remark}")
     _explain_undefined(task, last, best)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +214,7 @@ def trivial_figures(task: Task, last: Answers) -> Figures:
     if naive is None:
         return {}
     description, answers = naive
-    return {description: _figures_of(task, answers, last)}
+    return {description: task.score_answers(answers, last.truths)}
 
 
 def simple_figures(task: Task, train: Opened, last: Answers, share: float) -> Figures:
@@ -225,22 +226,21 @@ def simple_figures(task: Task, train: Opened, last: Answers, share: float) -> Fi
         last: The answers of the model for the same rows.
         share: Share of the usual time of slow methods, 0 to 1.
     """
-    if train.targets is None or not last.truths:
-        return {}
+    known, targets = np.arange(len(train)), []
+    if task.is_supervised:
+        if train.targets is None or not last.truths:
+            return {}
+        # Missing targets, such as those of a row without its input, teach nothing.
+        known = np.flatnonzero([target is not None for target in train.targets])
+        targets = [train.targets[row] for row in known.tolist()]
+    known_raws = {name: column.take(known) for name, column in train.raws.items()}
     rows = np.array(last.predictions.rows, np.int64)
     raws = {name: column.take(rows) for name, column in last.samples.opened.raws.items()}
-    # Missing targets, such as those of a row without its input, teach nothing.
-    known = np.flatnonzero([target is not None for target in train.targets])
-    known_raws = {name: column.take(known) for name, column in train.raws.items()}
-    targets = [train.targets[row] for row in known.tolist()]
-    methods = task.simple_methods(known_raws, targets, raws, share=share)
-    return {description: _figures_of(task, answers, last) for description, answers in methods}
-
-
-def _figures_of(task: Task, answers: Sequence[Any], last: Answers) -> dict[str, float]:
-    """Return the metrics of answers without probabilities, which have no loss."""
-    figures = task.score(answers, last.truths, math.nan)
-    return {name: figures[name] for name in figures if name != "loss"}
+    return dict(
+        task.simple_figures(
+            known_raws, targets, raws, last.truths, last.predictions.predicted, share=share
+        )
+    )
 
 
 def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) -> None:

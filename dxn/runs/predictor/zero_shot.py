@@ -16,7 +16,7 @@ from dxn.models.model import MultimodalModel
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify, Contrastive
-from dxn.tasks.contrastive import Projection, SimilarityHead, UnitVectors
+from dxn.tasks.contrastive.task import Projection, SimilarityHead, UnitVectors
 
 PLACE = "{}"  # the place of the label in a template
 

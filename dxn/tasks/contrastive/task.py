@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, permutations
-from random import Random
+from itertools import combinations
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.losses import gather, sigmoid_loss, softmax_loss, unit
 from dxn.models.model import InputVectors
-from dxn.tasks.metric import Metric, Table
+from dxn.tasks.contrastive.search import (
+    MISSING,
+    Embedded,
+    InputKeys,
+    SearchMetric,
+    average,
+    keys_of,
+)
+from dxn.tasks.contrastive.simple import MAX_PAIRS, simple_searches
 from dxn.tasks.space import Batch, LossSum
-from dxn.tasks.target import Target
-from dxn.tasks.task import Task
+from dxn.tasks.task import Raws, Task
 
 Loss = Literal["softmax", "sigmoid"]
 # Temperature and bias at the start: arXiv:2103.00020, section 2.4, and arXiv:2303.15343,
 # section 3.2.
 TEMPERATURES = {"softmax": 0.07, "sigmoid": 0.1}
 SIGMOID_BIAS = -10.0
-KEY_BITS = 63  # a key is a positive int64
-MISSING = 0  # key of an input that a sample does not have
-TOP = (1, 5, 10)
-STRICT_TOP = (1, 10)
-# Similarities that are computed at once: 64 MB.
-CHUNK = 2**24
-
-
-class Embedded(NamedTuple):
-    """The inputs of B samples as unit vectors of the shared space.
-
-    Attributes:
-        x: (B, I, E) float32. Zeros where a sample lacks an input.
-        keys: (B, I) int64. Equal inputs have equal keys; MISSING where a sample lacks an input.
-    """
-
-    x: Tensor
-    keys: Tensor
 
 
 class Aligned(NamedTuple):
@@ -165,92 +153,6 @@ class SimilarityHead(nn.Module):
         return self.pre(pooled) @ self.get_buffer("vectors").T
 
 
-class InputKeys(Target):
-    """A key of each input of a row, which is equal for rows with an equal input.
-
-    Attributes:
-        inputs: Names of the inputs. `bind` sets them.
-    """
-
-    source = "hashes"
-
-    def __init__(self):
-        self.inputs: tuple[str, ...] = ()
-
-    def bind(self, adapters: Mapping[str, Any]) -> None:
-        """Set the inputs.
-
-        Raises:
-            UserError: If there are fewer than two.
-        """
-        if len(adapters) < 2:
-            names = ", ".join(adapters) or "none"
-            raise UserError(
-                f"head=contrastive: needs at least two inputs, got {names}; add one, for example "
-                "with data.NAME=COLUMN or adapters=[...]"
-            )
-        self.inputs = tuple(adapters)
-
-    def describe(self, values: Sequence[Any]) -> str:
-        """Return the inputs that are aligned."""
-        return f"equal embeddings of {' and '.join(self.inputs)}"
-
-    def encode(
-        self, value: Mapping[str, bytes], sample: dict[str, Any], rand: Random | None = None
-    ) -> Tensor:
-        """Return the keys of the inputs (I,): a hash of each, or MISSING."""
-        keys = [key_of(value[name]) if name in sample else MISSING for name in self.inputs]
-        return torch.tensor(keys)
-
-
-class SearchMetric(Metric):
-    """The recall, the mean reciprocal rank and the median rank of a search.
-
-    Each sample searches with one of its inputs for another one among all samples. The results are
-    the means over all pairs of inputs, in both directions.
-    """
-
-    target: InputKeys
-    monitored = "mrr"
-    lower_is_better = ("median_rank",)
-
-    def metrics(
-        self, predictions: Sequence[Embedded], targets: Sequence[Any], loss: float
-    ) -> dict[str, float]:
-        """Return the means over all directions.
-
-        Raises:
-            UserError: If no sample has two inputs.
-        """
-        return average(self._directions(predictions))
-
-    def further_rows(self, predictions: Sequence[Embedded]) -> Table:
-        """Return the metrics of each direction, such as "text to image", and of a random order."""
-        keys = torch.stack([prediction.keys for prediction in predictions])
-        pairs = directions(keys != MISSING)
-        results = [chance_metrics(keys[rows, a], keys[rows, b]) for a, b, rows in pairs]
-        chance = {"random order": average(dict(enumerate(results)))}
-        return {**self._directions(predictions), **chance}
-
-    def _directions(self, predictions: Sequence[Embedded]) -> Table:
-        """Return the metrics of each direction."""
-        x = torch.stack([prediction.x for prediction in predictions])
-        keys = torch.stack([prediction.keys for prediction in predictions])
-        inputs = self.target.inputs
-        results = {
-            f"{inputs[a]} to {inputs[b]}": search_metrics(
-                x[rows, a], x[rows, b], keys[rows, a], keys[rows, b]
-            )
-            for a, b, rows in directions(keys != MISSING)
-        }
-        if not results:
-            raise UserError(
-                "head=contrastive: no row of the evaluated split has two of the inputs "
-                f"{', '.join(inputs)}; use more rows or other splits"
-            )
-        return results
-
-
 class Contrastive(Task[InputKeys]):
     """Align the inputs of a row: their embeddings are more similar than those of other rows.
 
@@ -300,7 +202,7 @@ class Contrastive(Task[InputKeys]):
         self.min_temperature = min_temperature
         self.label_smoothing = label_smoothing
         self.target = InputKeys()
-        self.metric = SearchMetric(self.target)
+        self.metric: SearchMetric = SearchMetric(self.target)
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration.
@@ -365,102 +267,27 @@ class Contrastive(Task[InputKeys]):
         pairs = zip(output.own.x.detach().cpu(), output.own.keys.cpu(), strict=True)
         return [Embedded(x, keys) for x, keys in pairs]
 
+    def simple_figures(
+        self,
+        train: Raws,
+        targets: Sequence[Any],
+        raws: Raws,
+        true: Sequence[Any],
+        predictions: Sequence[Any],
+        *,
+        share: float = 1.0,
+    ) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yield the metrics of searches by words and colors, in the rows that the model searches.
 
-def key_of(digest: bytes) -> int:
-    """Return the key of an input from the hash of its raw value."""
-    return (int.from_bytes(digest[:8], "big") >> (64 - KEY_BITS)) or 1
-
-
-def directions(present: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield each ordered pair of inputs, and the indices of the rows that have both.
-
-    Args:
-        present: (N, I) bool. Whether a row has an input.
-    """
-    for a, b in permutations(range(present.shape[1]), 2):
-        rows = (present[:, a] & present[:, b]).nonzero().flatten()
-        if len(rows):
-            yield a, b, rows
-
-
-def search_metrics(
-    queries: Tensor, candidates: Tensor, query_keys: Tensor, candidate_keys: Tensor
-) -> dict[str, float]:
-    """Return the metrics of a search in which row i is the right answer to query i.
-
-    A candidate also counts as right if its row has an equal query or an equal candidate. The
-    metrics that begin with "strict" count only the own row.
-
-    Args:
-        queries: (N, E). Unit vectors.
-        candidates: (N, E). Unit vectors.
-        query_keys: (N,). Equal queries have equal keys.
-        candidate_keys: (N,). Equal candidates have equal keys.
-    """
-    ranks: list[Tensor] = []
-    strict: list[Tensor] = []
-    size = max(1, CHUNK // len(queries))
-    for start in range(0, len(queries), size):
-        rows = torch.arange(start, min(start + size, len(queries)))
-        # Without NaN, which is neither larger nor smaller than any number.
-        similarity = (queries[rows] @ candidates.T).nan_to_num(-torch.inf)
-        right = query_keys[rows, None] == query_keys
-        right |= candidate_keys[rows, None] == candidate_keys
-        best = similarity.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-        # A wrong candidate that is as similar counts as better: a model whose vectors are all
-        # equal must not have rank 1.
-        ranks.append(1 + ((similarity >= best) & ~right).sum(1))
-        own_similarity = similarity[torch.arange(len(rows)), rows][:, None]
-        strict.append((similarity >= own_similarity).sum(1))
-    rank = torch.cat(ranks).double()
-    results = {f"recall@{k}": float((rank <= k).double().mean()) for k in TOP}
-    own_rank = torch.cat(strict).double()
-    return {
-        "mrr": float((1 / rank).mean()),
-        **results,
-        "median_rank": float(rank.median()),
-        **{f"strict_recall@{k}": float((own_rank <= k).double().mean()) for k in STRICT_TOP},
-    }
-
-
-def chance_metrics(query_keys: Tensor, candidate_keys: Tensor) -> dict[str, float]:
-    """Return the expected metrics of `search_metrics` for candidates in a random order."""
-    count = len(query_keys)
-    pairs = list(zip(query_keys.tolist(), candidate_keys.tolist(), strict=True))
-    queries = Counter(query for query, _ in pairs)
-    candidates = Counter(candidate for _, candidate in pairs)
-    both = Counter(pairs)
-    # How many queries have how many right candidates.
-    numbers = Counter(queries[q] + candidates[c] - both[q, c] for q, c in pairs)
-    results: dict[int, dict[str, float]] = {}
-    for right, number in numbers.items():
-        none = _none_in_first(count, right)
-        steps = [none[m - 1] - none[m] for m in range(1, count + 1)]
-        results[right] = {
-            "mrr": sum(step / m for m, step in enumerate(steps, 1)),
-            **{f"recall@{k}": 1 - none[min(k, count)] for k in TOP},
-            # The expected rank of the first of `right` candidates.
-            "median_rank": (count + 1) / (right + 1),
-            **{f"strict_recall@{k}": min(k / count, 1.0) for k in STRICT_TOP},
-        }
-        for name in results[right]:
-            results[right][name] *= number / count
-    names = next(iter(results.values()))
-    return {name: math.fsum(figures[name] for figures in results.values()) for name in names}
-
-
-def average(results: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over several searches."""
-    rows = list(results.values())
-    return {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
-
-
-def _none_in_first(count: int, right: int) -> list[float]:
-    """Return the probabilities that none of `right` of `count` candidates is among the first m.
-
-    Item m is for the first m candidates, from 0 to `count`.
-    """
-    result = [1.0]
-    for m in range(count):
-        result.append(result[-1] * max(count - right - m, 0) / (count - m))
-    return result
+        If these are many, only some of them are queries.
+        """
+        keys = keys_of(predictions)
+        count = max(round(share * MAX_PAIRS / len(keys)), 1)
+        searches = list(simple_searches(self.target.inputs, train, raws, share))
+        if searches and count < len(keys):
+            print_line(
+                f"note: {count:,} of the {len(keys):,} rows are the queries of simple methods, "
+                "which search all rows"
+            )
+        for description, search in searches:
+            yield description, average(self.metric.searched(keys, search, count))
