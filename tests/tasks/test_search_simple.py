@@ -61,6 +61,8 @@ def test_inputs_of_different_kinds_are_found_by_the_other_input_of_a_similar_tra
     raws = {"title": [f"{n} shoe" for n in names], "photo": [picture(n) for n in names]}
     results = figures(train, raws)
     assert list(results) == [COUNTERPART]
+    colors = [(name,) for name in names]  # cells of a column of categories
+    assert figures({**train, "title": [*colors, None, None]}, {**raws, "title": colors}) == results
     assert results[COUNTERPART]["recall@1"] == 1
     # Without training rows that have both, nothing is known of the kinds together.
     lacks_photos = {**train, "photo": [None] * len(train["photo"])}
@@ -93,7 +95,12 @@ def test_a_search_is_in_the_same_rows_as_that_of_the_model():
     assert figures({"en": ["x"], "de": ["y"]}, raws, keys)["word overlap"]["median_rank"] == 1
 
 
-@pytest.mark.parametrize("value", [3.5, torch.zeros(2, 3, 4)])
+def test_a_single_row_and_empty_texts_are_searched():
+    assert figures({"a": [""], "b": [" "]}, {"a": [""], "b": [""]})["word overlap"]["mrr"] == 1
+    assert not figures({"a": [None], "b": [None]}, {"a": [None], "b": ["x"]})
+
+
+@pytest.mark.parametrize("value", [3.5, torch.zeros(2, 3, 4), [torch.zeros(2)]])
 def test_inputs_that_are_not_compared_have_no_method(value):
     assert not figures({"a": ["x"], "b": [value]}, {"a": ["x", "y"], "b": [value, value]})
 
@@ -102,7 +109,7 @@ def test_many_rows_have_fewer_queries_and_too_many_have_no_method(monkeypatch, c
     words = [f"word{i}" for i in range(40)]
     train = {"a": words, "b": words}
     monkeypatch.setattr(simple, "MAX_ROWS", 40)
-    monkeypatch.setattr("dxn.tasks.contrastive.task.MAX_PAIRS", 400)
+    monkeypatch.setattr("dxn.tasks.contrastive.task.MAX_PAIRS", 800)
     assert figures(train, train, share=0.5)["word overlap"]["recall@1"] == 1
     assert "note: 5 of the 40 rows are the queries of simple methods" in capsys.readouterr().out
     monkeypatch.setattr(simple, "MAX_ROWS", 39)

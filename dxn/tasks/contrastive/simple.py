@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dxn.tokenize.text.tokenizer import Conversation, plain_text
 # a part of them would be easier.
 MAX_ROWS = 20_000
 MAX_FILES = 2_500  # training rows if an input is read from files
-MAX_PAIRS = 40_000_000  # of queries and rows that are searched: some seconds
+MAX_PAIRS = 160_000_000  # of queries and rows that are searched, in all directions
 SIDE, LEVELS = 64, 4  # pixels of a side, and levels of each of three colors
 MAX_SAMPLES = 2**17  # of a sound: 8 s at 16 kHz
 N_FFT, BANDS = 512, 32  # samples of a window, and bands of its spectrum
@@ -60,18 +60,22 @@ def simple_searches(
     features = features_of(values, kinds)
     known = [features[name][: len(chosen)] for name in inputs]
     asked = [features[name][len(chosen) :] for name in inputs]
-    if len(set(kinds.values())) == 1:
-        yield (
-            DIRECT[kinds[inputs[0]]],
-            lambda a, b, rows: similarity(asked[a][rows.numpy()], asked[b][rows.numpy()]),
-        )
     has = [_norms(x) > 0 for x in known]
+
+    def direct(a: int, b: int, rows: Tensor) -> Similarity:
+        queries = asked[a][rows.numpy()]
+        return similarity(lambda chosen: queries[chosen], asked[b][rows.numpy()])
 
     def counterparts(a: int, b: int, rows: Tensor) -> Similarity:
         pairs = np.flatnonzero(has[a] & has[b])
-        nearest = nearest_rows(known[a][pairs], asked[a][rows.numpy()])
-        return similarity(known[b][pairs[nearest]], asked[b][rows.numpy()])
+        first, second = known[a][pairs], known[b][pairs]
+        queries = asked[a][rows.numpy()]
+        return similarity(
+            lambda chosen: second[nearest_rows(first, queries[chosen])], asked[b][rows.numpy()]
+        )
 
+    if len(set(kinds.values())) == 1:
+        yield DIRECT[kinds[inputs[0]]], direct
     if all((x & y).any() for x in has for y in has):
         yield COUNTERPART, counterparts
 
@@ -79,7 +83,9 @@ def simple_searches(
 def kind_of(values: Sequence[Any]) -> str:
     """Return what of an input is compared, a key of DIRECT; "": nothing."""
     example = next((value for value in values if value is not None), None)
-    if isinstance(example, str | list | Conversation):
+    if isinstance(example, list | tuple):
+        return "words" if all(isinstance(word, str) for word in example) else ""
+    if isinstance(example, str | Conversation):
         return "words"
     if not isinstance(example, Tensor):
         return ""
@@ -120,7 +126,9 @@ def tf_idf(values: Sequence[Any]) -> Any:
 
     # Each character that is no space, so that only empty texts have no word.
     vectorizer = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]")
-    return vectorizer.fit_transform(["" if x is None else plain_text(x) for x in values])
+    texts = ["" if x is None else plain_text(x) for x in values]
+    # Of empty texts alone, there is no vocabulary.
+    return vectorizer.fit([*texts, "."]).transform(texts)
 
 
 def color_histogram(pixels: Tensor) -> np.ndarray:
@@ -158,15 +166,19 @@ def nearest_rows(known: Any, asked: Any) -> np.ndarray:
     return np.concatenate([_product(part, known).argmax(1) for part in parts])
 
 
-def similarity(queries: Any, candidates: Any) -> Similarity:
-    """Return the function of the similarities of vectors (N, F).
+def similarity(queries: Callable[[np.ndarray], Any], candidates: Any) -> Similarity:
+    """Return the function of the similarities of queries and candidates.
 
     Those that are equal get a random order: a query without a common word finds as much as chance.
+
+    Args:
+        queries: Function that returns the vectors (n, F) of the queries with these n indices.
+        candidates: (N, F).
     """
     generator = torch.Generator().manual_seed(0)
 
     def similarities(rows: Tensor) -> Tensor:
-        x = torch.from_numpy(_product(queries[rows.numpy()], candidates)).float()
+        x = torch.from_numpy(_product(queries(rows.numpy()), candidates)).float()
         return x + NOISE * torch.rand(x.shape, generator=generator)
 
     return similarities

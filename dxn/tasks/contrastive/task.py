@@ -282,7 +282,9 @@ class Contrastive(Task[InputKeys]):
         If these are many, only some of them are queries.
         """
         keys = keys_of(predictions)
-        count = max(round(share * MAX_PAIRS / len(keys)), 1)
+        num_inputs = len(self.target.inputs)
+        pairs = share * MAX_PAIRS / (num_inputs * (num_inputs - 1))
+        count = max(round(pairs / len(keys)), 1)
         searches = list(simple_searches(self.target.inputs, train, raws, share))
         if searches and count < len(keys):
             print_line(
