@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,13 +23,20 @@ MAX_ITERATIONS = 100
 # Features of the columns of a table that stand beside the vectors of encoders in a linear model.
 MAX_COLUMNS = 500
 
+# What a model reads: only columns of a table; texts, alone or with columns; or something else.
+InputKind = Literal["cells", "texts", "other"]
 
 # The factors of the head and of the baseline that are good without any rows, and the weight of the
 # penalty that pulls the fitted ones to them, in rows. A few rows that all fit are not reason for
 # large changes, above all if later rows come from other speakers or places (docs/presets.md).
-MIX_OF_CLASSES, ROWS_OF_CLASSES = (1.0, 0.5), 3.0
-# Without mixup and augmentation, a model of few cells is more certain than it is right.
-MIX_OF_CLASSES_FROM_CELLS = (0.5, 0.5)
+MIX_OF_CLASSES: dict[InputKind, tuple[tuple[float, float], float]] = {
+    # Without mixup and augmentation, a model of few cells is more certain than it is right.
+    "cells": ((0.5, 0.5), 3.0),
+    # From random weights, a transformer learns from its rows what the words mean; with few rows, a
+    # linear model that only counts them is better.
+    "texts": ((0.3, 1.0), 10.0),
+    "other": ((1.0, 0.5), 3.0),
+}
 # A mean of two numbers. The rows of a small validation split have chosen the best epoch of the
 # model, so that it looks better there than it is. The weight is that of rows with the lowest loss
 # of both. A forecast has many windows, and a quadratic loss.
@@ -127,7 +135,7 @@ def fit_mix(
     loss: Loss,
     *,
     are_classes: bool = True,
-    are_from_cells: bool = False,
+    inputs: InputKind = "other",
     are_forecasts: bool = False,
     are_few: bool = False,
 ) -> tuple[float, float]:
@@ -138,7 +146,7 @@ def fit_mix(
         baseline_outputs: (n, K). Outputs of the baseline for the same rows.
         loss: Mean loss of the task for these rows.
         are_classes: Whether the outputs are logits.
-        are_from_cells: Whether all inputs are columns of a table.
+        inputs: What the model reads.
         are_forecasts: Whether the rows are windows of one period. They overlap, so how much the
             outputs should be enlarged there says little about later periods, and the factors add up
             to at most 1.
@@ -151,8 +159,7 @@ def fit_mix(
     """
     (alone,) = fit_scales([outputs], loss, [1.0])
     if are_classes:
-        start = MIX_OF_CLASSES_FROM_CELLS if are_from_cells else MIX_OF_CLASSES
-        rows = ROWS_OF_CLASSES
+        start, rows = MIX_OF_CLASSES[inputs]
     elif are_forecasts:
         start, rows = MIX_OF_FORECASTS, ROWS_OF_FORECASTS
     else:
@@ -170,8 +177,9 @@ def fit_mix(
         )
         a = min(a, 1.0)
         b = 1.0 - a
-    # A lower loss of a few rows is no reason to leave out a part of a model of cells or numbers.
-    has_both = b > MIN_FACTOR and not are_forecasts and (are_from_cells or not are_classes)
+    # A lower loss of a few rows is no reason to leave out a part of a model of cells, texts or
+    # numbers.
+    has_both = b > MIN_FACTOR and not are_forecasts and (inputs != "other" or not are_classes)
     choices = [] if has_both else [(alone, 0.0)]
     choices += [(a, b)] if b > MIN_FACTOR else []
     # A few rows that a classifier fits perfectly are no reason to leave the model out.

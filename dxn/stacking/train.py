@@ -14,7 +14,7 @@ from dxn.core.display import duration
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, MultimodalModel
 from dxn.stacking.features import COLUMNS, ENCODER, Features, features_of, model_features
-from dxn.stacking.fit import fit_baseline, fit_mix
+from dxn.stacking.fit import InputKind, fit_baseline, fit_mix
 from dxn.stacking.metrics import outputs_of_parts
 from dxn.stacking.modules import Baseline, ScoreTargets
 from dxn.stacking.past import fit_past_regression
@@ -22,6 +22,7 @@ from dxn.stacking.stacked import Stacked
 from dxn.tasks import Number, Quantiles, Task
 from dxn.tasks.metric import MIN_BLOCKS, one_hot
 from dxn.tasks.space import WITH_BASELINE, AnswerKind
+from dxn.tokenize.encoded_adapter import EncodedAdapter
 from dxn.training.predict import run_batches
 
 # A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
@@ -45,6 +46,7 @@ def train_stack(
     validation: Samples | None,
     *,
     batch_size: int,
+    starts_trained: bool = False,
     share: float = 1.0,
     say: Callable[[str], None],
 ) -> Stacked | None:
@@ -57,6 +59,7 @@ def train_stack(
         validation: Samples of the validation split, which determine the factors. None: the model
             answers alone.
         batch_size: Number of samples per batch.
+        starts_trained: Whether the weights of the model were published or trained before.
         share: Share of the usual time of a baseline that is left, 0 to 1.
         say: Prints a line.
 
@@ -96,7 +99,8 @@ def train_stack(
             "mix it with the baseline"
         )
         return stack
-    factors = _mix(stack, task, validation, batch_size=batch_size)
+    inputs = "other" if starts_trained else _input_kind(model)
+    factors = _mix(stack, task, validation, inputs, batch_size=batch_size)
     stack.mix.copy_(torch.tensor(factors))
     if factors[1]:
         say(
@@ -204,7 +208,9 @@ def _limit_counted(
         samples.keep(count)
 
 
-def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tuple[float, float]:
+def _mix(
+    stack: Stacked, task: Task, samples: Samples, inputs: InputKind, *, batch_size: int
+) -> tuple[float, float]:
     """Return the factors of the model and of the baseline with the lowest loss, see `fit_mix`."""
 
     def run(batch: Batch) -> list[Tensor]:
@@ -224,10 +230,20 @@ def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tu
         baseline_outputs,
         lambda output: task.loss(output, {"target": target}).mean,
         are_classes=not isinstance(task.space, Number | Quantiles),
-        are_from_cells=all(stack.model.adapter(name).reader.tabular for name in stack.model.inputs),
+        inputs=inputs,
         are_forecasts=isinstance(task.space, Quantiles),
         are_few=independent < MIN_BLOCKS,
     )
+
+
+def _input_kind(model: MultimodalModel) -> InputKind:
+    """Return what a model reads. Texts that a published encoder reads are something else."""
+    adapters = [model.adapter(name) for name in model.inputs]
+    others = [adapter for adapter in adapters if not adapter.reader.tabular]
+    if not others:
+        return "cells"
+    are_texts = (a.modality == "text" and not isinstance(a, EncodedAdapter) for a in others)
+    return "texts" if all(are_texts) else "other"
 
 
 def collect(

@@ -102,8 +102,25 @@ def test_few_rows_change_little():
     a, b = fit_mix(right, right, loss)
     assert abs(a - 1) < 0.3 and abs(b - 0.5) < 0.3
     # A model of cells is too certain.
-    cells = fit_mix(right, right, loss, are_from_cells=True)
+    cells = fit_mix(right, right, loss, inputs="cells")
     assert cells[0] == pytest.approx(cells[1]) and sum(cells) < a + b
+
+
+def test_a_model_of_few_texts_does_not_replace_the_baseline():
+    right, noise, loss = outputs_of(size=20)
+    # By chance, the model is better on these few rows.
+    head, other = right + noise[0], right + 1.2 * noise[1]
+    assert fit_mix(3 * head, other, loss)[0] > fit_mix(3 * head, other, loss, inputs="texts")[0]
+    a, b = fit_mix(4 * right, -right, loss, inputs="texts")
+    assert b > 0.3
+
+
+def test_many_texts_decide_alone():
+    right, noise, loss = outputs_of(size=4000)
+    head, other = right + noise[0], right + noise[1]
+    assert fit_mix(head, other, loss, inputs="texts") == pytest.approx(
+        fit_mix(head, other, loss), abs=0.02
+    )
 
 
 def test_a_few_rows_do_not_choose_one_of_two_numbers():

@@ -332,6 +332,7 @@ def add_baseline(run: Training, best: Predictor, share: float, *, batch_size: in
             best.task_samples(run.splits["train"].with_values),
             run.validation_samples(best.task, values=True),
             batch_size=batch_size,
+            starts_trained=run.starts_trained,
             share=share,
             say=print_line,
         )
