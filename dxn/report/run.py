@@ -99,7 +99,8 @@ def _head(info: RunInfo) -> dict[str, Any]:
         simple = figures[name].get(monitored, math.nan)
         if math.isfinite(simple):
             label = f"for comparison: {name}"
-            cards.append({"label": label, "value": number(simple), "note": monitored})
+            shown = number(simple, value if math.isfinite(value) else None)
+            cards.append({"label": label, "value": shown, "note": monitored})
     rows = results.data.rows.get("train")
     if rows is not None:
         note = count(results.evaluated, f"{results.split} row") if results.evaluated else ""
