@@ -111,7 +111,7 @@ def test_a_model_of_few_texts_does_not_replace_the_baseline():
     # By chance, the model is better on these few rows.
     head, other = right + noise[0], right + 1.2 * noise[1]
     assert fit_mix(3 * head, other, loss)[0] > fit_mix(3 * head, other, loss, inputs="texts")[0]
-    a, b = fit_mix(4 * right, -right, loss, inputs="texts")
+    _, b = fit_mix(4 * right, -right, loss, inputs="texts")
     assert b > 0.3
 
 
