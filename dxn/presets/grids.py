@@ -19,6 +19,7 @@ MAX_WINDOWS = 200  # of which the simple forecasts are compared
 # limit by the measured speed. Their embedding and the output take GRID_COST times as long as the
 # tokens in the backbone.
 FEW_PATCHES, MANY_PATCHES, ENOUGH_EPOCHS, GRID_COST = 64, 256, 20, 4
+MAX_INPUTS = 50_000  # numbers that a token reads, for each of which the first layer has D weights
 FEW = 2_000  # windows for small batches
 # All cells share the weights, so that few windows have much to learn from.
 TRAINING = {
@@ -87,19 +88,23 @@ def advise_frames(frames: Frames, facts: Facts, key: str) -> list[Advice]:
         facts: What is known about the training.
         key: Key of the adapter.
     """
-    # A future patch is one token, so that the horizon is not divided.
-    patch_size = min(frames.horizon, frames.context)
-    per_place = -(-frames.context // patch_size) + -(-frames.horizon // patch_size)
+    # If it fits, a future patch is one token, and the past ones have about the same size.
+    num_past = -(-frames.context // min(frames.horizon, frames.context))
+    patch_size = -(-frames.context // num_past)
     sizes = [1]
     while len(CellPatches(frames.size, sizes[-1])) > FEW_PATCHES:
         sizes.append(2 * sizes[-1])
 
     def suffices(size: int) -> bool:
         count = len(CellPatches(frames.size, size))
+        per_place = num_past + -(-frames.horizon // patch_size)
         fitting = facts.epochs_within_limit(GRID_COST * count * per_place)
         return count <= MANY_PATCHES and fitting >= ENOUGH_EPOCHS
 
     cells = next((size for size in sizes if suffices(size)), sizes[-1])
+    # A token reads as many cells beyond each side of its patch, and whether each one is known.
+    while 2 * patch_size * (3 * cells) ** 2 > MAX_INPUTS and patch_size > 1:
+        patch_size = -(-patch_size // 2)
     options = {"patch_size": patch_size, "patch.cells": cells}
     prefix = f"adapters.{key}"
     advice = [Advice(f"{prefix}.{name}", value, frames.about) for name, value in options.items()]

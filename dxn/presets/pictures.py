@@ -24,14 +24,15 @@ from dxn.presets.rules import (
     is_chosen,
 )
 from dxn.tasks.space import AnswerKind
-from dxn.tokenize.base import BadMedia
+from dxn.tokenize.base import BadMedia, Reader
 
 if TYPE_CHECKING:
     from dxn.presets.preset import Situation
 
 OF_PARTS = (AnswerKind.OBJECTS, AnswerKind.PIXELS)
 MODALITY = "image"
-WITH_CENTER = ("crop", "stretch")  # how encoders of whole pictures resize them
+CROP = "crop"
+WITH_CENTER = (CROP, "stretch")  # how encoders of whole pictures resize them
 MAX_PICTURES = 200  # that are inspected
 # Patches along the longer side of a picture. Published encoders have learned positions of 14 to 37
 # patches, between which the positions are interpolated.
@@ -95,6 +96,7 @@ class Pictures:
         smallest = min(self.object_size)
         if max(self.object_size) <= 1:  # fractions of the picture
             smallest = min(self.object_size[0] * self.height, self.object_size[1] * self.width)
+        smallest = max(smallest, 1.0)  # a box can have no size
         if self.kind is AnswerKind.PIXELS:
             least = math.ceil(longer * PER_AREA / smallest / self.patch_size)
         else:
@@ -162,6 +164,27 @@ def advise_pictures(situation: Situation) -> tuple[list[Advice], float]:
 def reading_node(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options of the adapter that reads the pictures: with an encoder, the inner one."""
     return node.get("adapter") or node
+
+
+def notes_on_crops(
+    config: Mapping[str, Any], kind: AnswerKind | None, readers: Mapping[str, Reader]
+) -> list[str]:
+    """Say which adapters cut off parts of pictures that have answers.
+
+    Args:
+        config: The configuration.
+        kind: What a row gets.
+        readers: The readers of the inputs, by the key of their adapter in the configuration.
+    """
+    if kind not in OF_PARTS:
+        return []
+    nodes = {key: reading_node(config["adapters"][key]) for key in readers}
+    return [
+        f"adapters.{key}.resize.mode={CROP} cuts off the borders of pictures, in which nothing is "
+        "found; set stretch, or within"
+        for key, node in nodes.items()
+        if readers[key].modality == MODALITY and (node.get("resize") or {}).get("mode") == CROP
+    ]
 
 
 def _pictures(situation: Situation) -> dict[str, Pictures]:

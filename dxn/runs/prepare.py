@@ -35,6 +35,7 @@ from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
 from dxn.data.token_windows import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
+from dxn.presets.pictures import notes_on_crops
 from dxn.presets.preset import Situation, choose_options
 from dxn.runs.build import (
     build_adapters,
@@ -369,6 +370,8 @@ def prepare(
                 )
             )
         )
+    used = {key: readers[key] for key in dict.fromkeys(option_keys.values())}
+    notes += notes_on_crops(config, task.answer_kind, used)
     # Again, because the targets can choose the task, and the preset other options.
     check_combinations(config, task, trust, ensemble=members)
     minutes = config["trainer"].get("max_minutes")

@@ -139,6 +139,7 @@ def test_an_encoder_beside_another_input_finds_parts_too(table, target, folder, 
     model = dxn.load(tmp_path / "run")
     answers = model.predict([{"photo": str(folder / "1.png"), "note": "a note"}])
     assert len(answers) == 1
+    assert main(["export", f"run={tmp_path / 'run'}", f"output={tmp_path / 'export'}"]) == 0
 
 
 def test_tokens_without_a_place_find_no_object(folder, tmp_path):
@@ -183,6 +184,13 @@ def test_an_encoder_that_cannot_be_downloaded_is_refused_in_one_line(
     assert "pretrained.image: the local cache has no copy of" in lines(capsys)
 
 
+def test_a_note_says_that_borders_are_cut_off_without_the_preset(folder, tmp_path, capsys):
+    options = ["preset=plain", "data.text=[]", f"weights={folder}/encoder", "report=false"]
+    train(folder, tmp_path / "run", "masks.csv", "target=mask", *options)
+    note = "note: adapters.image.resize.mode=crop cuts off the borders of pictures"
+    assert note in lines(capsys)
+
+
 def pictures(height=360, width=480, patch_size=14, **options):
     usual = {"is_alike": True, "object_size": (30, 40), "kind": AnswerKind.PIXELS}
     return Pictures(height, width, patch_size=patch_size, **{**usual, **options})
@@ -216,6 +224,12 @@ def test_small_objects_need_several_patches():
     known["object_size"] = (0.2, 0.15)
     found = pictures(400, 400, **known).options(100, lambda patches: 0)
     assert found["image_size"] == [20 * 14, 20 * 14]
+
+
+def test_boxes_without_a_size_are_no_reason_for_a_failure():
+    known = {"kind": AnswerKind.OBJECTS, "object_size": (0.0, 0.0)}
+    found = pictures(400, 300, **known).options(100, lambda patches: 1e9)
+    assert found["image_size"] == [37 * 14, 28 * 14]
 
 
 def test_pictures_of_different_formats_keep_the_ratio_of_their_sides():

@@ -327,6 +327,12 @@ def test_the_patches_of_a_grid_are_as_small_as_the_time_allows():
     assert advised(frames, 20 * 4 * 3 * 239)["adapters.series.patch.cells"] == 4
     assert advised(frames, 1)["adapters.series.patch.cells"] == 4
     assert advised(frames, context=2)["adapters.series.patch_size"] == 2
+    # Two past tokens of four frames, instead of one of five and one of three.
+    assert advised(frames, horizon=5, context=8)["adapters.series.patch_size"] == 4
+    # The first layer of large patches would be large.
+    large = advised(torch.zeros(30, 256, 256), 1, horizon=8, context=16)
+    assert large["adapters.series.patch.cells"] == 32
+    assert large["adapters.series.patch_size"] == 2
 
 
 def test_series_without_frames_are_no_grid():

@@ -67,10 +67,13 @@ def grid(
     """
     sequences = read_grid(Path(path))
     steps = sequences.shape[1]
-    horizon = max(1, min(steps // MIN_HORIZONS, MAX_HORIZON)) if horizon is None else horizon
-    context = (
-        min(CONTEXT_HORIZONS * horizon, max(steps - horizon, 1)) if context is None else context
-    )
+    reasons: list[str] = []
+    if horizon is None:
+        horizon = max(1, min(steps // MIN_HORIZONS, MAX_HORIZON))
+        reasons.append(f"the horizon is a quarter of {steps:,} time steps, at most {MAX_HORIZON}")
+    if context is None:
+        context = min(CONTEXT_HORIZONS * horizon, max(steps - horizon, 1))
+        reasons.append("the context is twice the horizon, if there are enough")
     for name, value in (("horizon", horizon), ("context", context), ("stride", stride)):
         if value < 1:
             raise UserError(f"data.{name}: must be at least 1, got {value}")
@@ -90,7 +93,8 @@ def grid(
             f"{path}: has {count(steps, 'time step')}, too few for a history and a horizon of "
             f"{horizon} in each split; set a shorter data.horizon"
         )
-    notes = [f"horizon: {count(horizon, 'frame')}, context: {context}"]
+    about = f" ({'; '.join(reasons)})" if reasons else ""
+    notes = [f"horizon: {count(horizon, 'frame')}, context: {context}{about}"]
     for name, chosen in parts.items():
         every = stride if name in (SPLITS[0], UNDIVIDED) else -(-len(chosen) // MAX_WINDOWS)
         parts[name] = chosen[::-every][::-1]
