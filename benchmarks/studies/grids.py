@@ -8,6 +8,7 @@ dxn train tracer.npy trainer.max_minutes=2
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,9 @@ SIZE, STEPS = 48, 1000
 
 def america() -> np.ndarray:
     """Return the yearly air temperatures of North America of a climate model (240, 37, 49)."""
-    import h5py
-    import iris_sample_data
-
-    file = Path(iris_sample_data.path) / "E1_north_america.nc"
-    with h5py.File(file) as content:
+    # These packages are only for this study.
+    h5py, samples = import_module("h5py"), import_module("iris_sample_data")
+    with h5py.File(Path(samples.path) / "E1_north_america.nc") as content:
         return np.asarray(content["air_temperature"], np.float32)
 
 
