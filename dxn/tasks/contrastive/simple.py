@@ -19,7 +19,7 @@ from dxn.tokenize.text.tokenizer import Conversation, plain_text
 # a part of them would be easier.
 MAX_ROWS = 20_000
 MAX_FILES = 2_500  # training rows if an input is read from files
-MAX_PAIRS = 160_000_000  # of queries and rows that are searched, in all directions
+MAX_PAIRS = 80_000_000  # of queries and rows that are searched, in all directions: 10 seconds
 SIDE, LEVELS = 64, 4  # pixels of a side, and levels of each of three colors
 MAX_SAMPLES = 2**17  # of a sound: 8 s at 16 kHz
 N_FFT, BANDS = 512, 32  # samples of a window, and bands of its spectrum
