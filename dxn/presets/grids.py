@@ -24,7 +24,7 @@ FEW = 2_000  # windows for small batches
 # All cells share the weights, so that few windows have much to learn from.
 TRAINING = {
     "trainer.ema_decay": 0.99,
-    "optimizer.lr": 1e-3,
+    "optimizer.lr": 2e-3,
     "backbone.depth": 2,
     "backbone.dropout": 0.0,
     "backbone.norm.final_norm": False,  # the level of a patch, which a norm removes, matters
