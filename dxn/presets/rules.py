@@ -165,6 +165,9 @@ LARGE = 64  # pixels to which larger images are reduced without a pretrained mod
 # For finding objects: pixels of the longer side to which larger pictures are reduced, tokens per
 # side of an object, tokens per side of a picture, and the smallest token.
 MAX_SIDE, PER_OBJECT, MAX_GRID, MIN_PATCH = 320, 3, 20, 4
+# Pixels of the shorter side of an object that are needed to recognize it. As long as objects keep
+# them, pictures become smaller until each can be seen ENOUGH_VIEWS_OF_OBJECTS times.
+PER_SMALLEST, ENOUGH_VIEWS_OF_OBJECTS = 32, 40
 FEW_ROWS = 5000  # training rows up to which augmentation is strong
 
 
@@ -198,7 +201,7 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
             advice = [*_advise_masks(height, width, facts, channels, about)]
         else:
             about = f"{about}, objects of usually {size}"
-            options = _for_objects(height, width, facts.object_size) | channels
+            options = _for_objects(height, width, facts) | channels
             advice = facts.advice(options, about)
         return [*advice, *_backbone_advice(about, is_alone=facts.num_inputs == 1)]
     if facts.kind is AnswerKind.CODES:
@@ -251,23 +254,25 @@ def _for_codes(height: int, width: int) -> dict[str, Any]:
     }
 
 
-def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[str, Any]:
+def _for_objects(height: int, width: int, facts: Facts) -> dict[str, Any]:
     """Return options for finding objects, which need tokens that are smaller than they are.
 
     Args:
         height: Usual height of a picture.
         width: Usual width of a picture.
-        object_size: See `Facts`.
+        facts: What is known about the training.
     """
-    size = list(object_size)
-    if max(size) <= 1:
-        size = [size[0] * height, size[1] * width]
-    side = max(height, width)
-    scale = min(MAX_SIDE / side, 1.0)
-    side = min(side, MAX_SIDE)
+    assert facts.object_size is not None
+    longer, smallest = max(height, width), min(facts.object_size)
+    if max(facts.object_size) <= 1:
+        smallest = min(facts.object_size[0] * height, facts.object_size[1] * width)
+    largest = min(longer, MAX_SIDE)
+    least = min(max(longer * PER_SMALLEST / smallest, MIN_SIDE), largest)
+    enough = min(ENOUGH_VIEWS_OF_OBJECTS * facts.rows, ENOUGH_PICTURES)
+    side = _largest_side(height, width, (least, largest), facts, enough)
     patch = MIN_PATCH
     # The cost of a token grows with their number, which has the square of the side in it.
-    while 2 * patch <= scale * min(size) / PER_OBJECT or side > MAX_GRID * patch:
+    while 2 * patch <= side / longer * smallest / PER_OBJECT or side > MAX_GRID * patch:
         patch *= 2
     return {
         "stem": "residual",
@@ -279,6 +284,32 @@ def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[
         "augment.flip": True,
         "augment.zoom": 0.5,
     }
+
+
+def _largest_side(
+    height: int, width: int, ends: tuple[float, int], facts: Facts, enough: int
+) -> int:
+    """Return the longer side of the largest pictures of which enough fit into the time limit.
+
+    Args:
+        height: Usual height of a picture.
+        width: Usual width of a picture.
+        ends: The smallest and the largest longer side that can be chosen.
+        facts: What is known about the training.
+        enough: Number of pictures, counting each as often as it is seen.
+
+    Returns:
+        A multiple of MASK_PATCH, or the largest side.
+    """
+    ratio = min(height, width) / max(height, width)
+    least, largest = ends
+    first, last = math.ceil(least / MASK_PATCH), largest // MASK_PATCH
+    sides = [largest, *(MASK_PATCH * count for count in range(last, first - 1, -1))]
+    for side in sides:
+        tokens = PIXEL_COST * side**2 * ratio / MASK_PATCH**2
+        if facts.rows * facts.epochs_within_limit(tokens) >= enough:
+            return side
+    return sides[-1]
 
 
 # For the class of each pixel: pixels of the shorter side of a usual area of one class, with fewer
@@ -306,19 +337,13 @@ def _advise_masks(
         about: What is known about the pictures.
     """
     assert facts.object_size is not None
-    longer, rows = max(height, width), facts.rows
+    longer = max(height, width)
     largest = longer if facts.num_inputs == 1 else min(longer, DIVIDED)
-    smallest = min(max(longer * PER_AREA / min(facts.object_size), MIN_SIDE), largest)
-    enough = min(ENOUGH_VIEWS * rows, ENOUGH_PICTURES)
-
-    def pictures_within_limit(side: int) -> float:
-        tokens = side**2 * min(height, width) / longer / MASK_PATCH**2
-        return rows * facts.epochs_within_limit(PIXEL_COST * tokens)
-
-    first, last = (math.ceil(side / MASK_PATCH) for side in (smallest, largest))
-    sides = [MASK_PATCH * count for count in range(last, first - 1, -1)]
-    fitting = (side for side in sides if pictures_within_limit(side) >= enough)
-    side = next(fitting, sides[-1])
+    least = min(max(longer * PER_AREA / min(facts.object_size), MIN_SIDE), largest)
+    enough = min(ENOUGH_VIEWS * facts.rows, ENOUGH_PICTURES)
+    side = _largest_side(height, width, (least, largest), facts, enough)
+    # A multiple of the patch, so that no patch is padding.
+    side = -(-side // MASK_PATCH) * MASK_PATCH
     options = {
         "stem": "residual",
         "patch_size": MASK_PATCH,
