@@ -32,8 +32,8 @@ InputKind = Literal["cells", "texts", "other"]
 MIX_OF_CLASSES: dict[InputKind, tuple[tuple[float, float], float]] = {
     # Without mixup and augmentation, a model of few cells is more certain than it is right.
     "cells": ((0.5, 0.5), 3.0),
-    # With few texts, a linear model that counts their words is better than a transformer from random
-    # weights, whose share of the answers must be earned on the validation rows.
+    # With few texts, a linear model that counts their words is better than a transformer from
+    # random weights, whose share of the answers must be earned on the validation rows.
     "texts": ((0.0, 1.0), 10.0),
     "other": ((1.0, 0.5), 3.0),
 }
