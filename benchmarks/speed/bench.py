@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,35 +33,44 @@ from dxn.core.runtime import choose_bf16, configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
-import bench_generation  # noqa: E402
-import bench_inference  # noqa: E402
-import bench_input  # noqa: E402
-import bench_memory  # noqa: E402
 import bench_report  # noqa: E402
-import bench_runs  # noqa: E402
-import bench_start  # noqa: E402
-import bench_training  # noqa: E402
 import torch  # noqa: E402
 from bench_measure import measure  # noqa: E402
 from bench_row import Options, Row, Unequal  # noqa: E402
 
 MODULES = (
-    bench_inference,
-    bench_generation,
-    bench_training,
-    bench_input,
-    bench_start,
-    bench_memory,
-    bench_runs,
+    "bench_inference",
+    "bench_generation",
+    "bench_training",
+    "bench_input",
+    "bench_start",
+    "bench_memory",
+    "bench_runs",
+    "bench_paths",
+    "bench_steps",
 )
-ROWS: tuple[Row, ...] = tuple(row for module in MODULES for row in module.ROWS)
+
+
+def find_rows() -> tuple[tuple[Row, ...], dict[str, str]]:
+    """Return all rows, and the missing package of each module that cannot be imported."""
+    rows: list[Row] = []
+    missing: dict[str, str] = {}
+    for name in MODULES:
+        try:
+            rows += import_module(name).ROWS
+        except ModuleNotFoundError as error:
+            missing[name] = error.name or str(error)
+    return tuple(rows), missing
+
+
+ROWS, MISSING = find_rows()
 ROUNDS = 9
 
 
 def run_row(row: Row, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a row in this process, and return its result as plain data."""
     dtype = getattr(torch, args.dtype)
-    options = Options(Path(), torch.device(args.device), dtype, args.data)
+    options = Options(Path(), torch.device(args.device), dtype, args.data, args.tiny)
     try:
         result = measure(row, options, args.rounds)
     except Unequal as error:
@@ -76,6 +86,7 @@ def run_process(row: Row, args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, __file__, "--only", row.name, "--rounds", str(args.rounds)]
         command += ["--device", args.device, "--dtype", args.dtype, "--json", str(path)]
         command += ["--data", str(args.data)] if args.data else []
+        command += ["--tiny"] if args.tiny else []
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
@@ -93,16 +104,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [row.name for row in ROWS]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="ROW", help="rows to measure")
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="rows to measure")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds per row")
     parser.add_argument("--device", default="cpu", help="device of the models")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="default: by measurement")
     parser.add_argument("--data", type=Path, help="folder of public data sets")
     parser.add_argument("--write", action="store_true", help="write the rows of --only")
-    parser.add_argument("--json", type=Path, help="write the result of one row to this file only")
-    return parser.parse_args(argv)
+    parser.add_argument("--json", type=Path, help="write the result of one row to this file too")
+    parser.add_argument(
+        "--tiny", action="store_true", help="small models, to see that the rows work; print only"
+    )
+    args = parser.parse_args(argv)
+    missing = ""
+    if MISSING:
+        packages = " ".join(sorted(set(MISSING.values())))
+        missing = f"; rows of {', '.join(MISSING)} need pip install {packages}"
+    for name in args.only or ():
+        if name not in {row.name for row in ROWS}:
+            parser.error(f"there is no row {name}{missing}; --list shows all rows")
+    if missing and args.only is None:
+        print(f"left out{missing}")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing_data(row, args.data):
             print(f"{row.name:<26} left out: it needs --data DIR with the folder {row.data}")
             continue
-        if row.gpu and device.type == "cpu":
+        if row.gpu and device.type == "cpu" and not args.tiny:
             print(f"{row.name:<26} left out: it needs a GPU (--device cuda)")
             continue
         if row.package is not None and find_spec(row.package) is None:
@@ -134,9 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.append(result)
         print(bench_report.line(result), flush=True)
         # After each row, so that nothing is lost if the program is interrupted.
-        if not args.json and (args.only is None or args.write):
+        is_whole = args.only is None and not args.json
+        if not args.tiny and (args.write or is_whole):
             bench_report.write([result], order=[row.name for row in ROWS])
-    if args.json:
+    if args.json and results:
         args.json.write_text(json.dumps(results[0]), encoding="utf-8")
     return int(any("error" in result for result in results))
 

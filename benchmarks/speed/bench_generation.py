@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from bench_row import OURS, Goal, Options, Row, Unequal, Work
+from bench_row import OURS, Call, Goal, Options, Row, Unequal, Work
 from parity import build_model
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
@@ -49,7 +49,8 @@ BEGIN, END = 0, 1
 
 def gpt2(options: Options) -> Work:
     """GPT-2 small of dxn and of transformers: 128 new tokens for 8 prompts of 16."""
-    return _continuation(T.GPT2LMHeadModel, T.GPT2Config(), options, size=BATCH)
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 101} if options.tiny else {}
+    return _continuation(T.GPT2LMHeadModel, T.GPT2Config(**sizes), options, size=BATCH)
 
 
 def llama(options: Options) -> Work:
@@ -91,15 +92,19 @@ def _continuation(
     def ours() -> None:
         generate(language, None, prompt=prompt, end=None, max_new=NEW if writes else 1)
 
-    def theirs() -> None:
-        _continued(peer, prompt, NEW if writes else 1)
+    def theirs(**mode: str) -> None:
+        _continued(peer, prompt, NEW if writes else 1, **mode)
 
     # Two operations per weight and token: every block, and the logits of the new tokens.
     blocks = sum(p.numel() for p in model.backbone.parameters())
     logits = language.adapter.embedding.weight.numel()
     new = NEW if writes else 1
     flop = 2 * size * (blocks * (length + new - 1) + logits * new)
-    return Work({OURS: ours, "transformers": theirs}, flop)
+    calls: dict[str, Call] = {OURS: ours, "transformers": theirs}
+    if device.type == "cuda":
+        # With a cache of a fixed size, transformers compiles its steps by itself.
+        calls["transformers, compiled"] = lambda: theirs(cache_implementation="static")
+    return Work(calls, flop)
 
 
 def t5(options: Options, *, size: int) -> Work:
@@ -252,7 +257,7 @@ def _model_of_dxn(peer: Any, folder: Path) -> MultimodalModel:
 
 
 @torch.inference_mode()
-def _continued(peer: Any, prompt: Tensor, count: int) -> list[list[int]]:
+def _continued(peer: Any, prompt: Tensor, count: int, **mode: str) -> list[list[int]]:
     """Return the greedy continuations of a model of transformers."""
     ids = peer.generate(
         prompt,
@@ -261,6 +266,7 @@ def _continued(peer: Any, prompt: Tensor, count: int) -> list[list[int]]:
         max_new_tokens=count,
         min_new_tokens=count,
         pad_token_id=0,
+        **mode,
     )
     return ids[:, prompt.shape[1] :].tolist()
 

@@ -12,7 +12,7 @@ import parity_cases
 import timm
 import torch
 import transformers
-from bench_row import check_equal
+from bench_row import Options, check_equal
 from parity import Pair
 from parity_cases import NUM_CLASSES, VOCAB, Batch, Case, Sizes
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ TOLERANCE = 1e-4
 VIT_B = Sizes(dim=768, depth=12, heads=12, side=224)
 VIT_S = Sizes(dim=384, depth=12, heads=6, side=224)
 BASE = Sizes(dim=768, depth=12, heads=12)
+TINY = Sizes(dim=64, depth=2, heads=4, side=32)
+TINY_BATCH = 4
+
+
+def fitting(options: Options, sizes: Sizes, batch: int) -> tuple[Sizes, int]:
+    """Return the sizes of models and the number of samples, which are small with `tiny`."""
+    return (TINY, min(batch, TINY_BATCH)) if options.tiny else (sizes, batch)
 
 
 def vit(side: int = 224, patch_size: int = 16) -> Case:

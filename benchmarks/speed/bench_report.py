@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ KINDS = {
     "input": "Reading, starting and single predictions",
     "memory": "Memory of attention",
     "run": "Whole runs",
+    "path": "Paths of a GPU beside the plain path of the same work",
 }
 
 Record = Mapping[str, Any]
@@ -42,7 +44,7 @@ def machine(device: torch.device, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES if find_spec(name) is not None},
         "date": datetime.date.today().isoformat(),
     }
 

@@ -22,7 +22,7 @@ from torch import Tensor
 # Takes part in a measurement. A call that returns a number measured itself; otherwise the seconds
 # of the call are its value.
 Call = Callable[[], float | None]
-Kind = Literal["inference", "generation", "training", "input", "memory", "run"]
+Kind = Literal["inference", "generation", "training", "input", "memory", "run", "path"]
 
 OURS = "dxn"  # key of our call
 
@@ -52,12 +52,14 @@ class Options:
         device: Device of the models.
         dtype: Data type of matrix products, on both sides: bf16 only where it is faster.
         data: Folder of public data sets, one folder per set.
+        tiny: Use small models and batches, to see that a row works. The times mean nothing.
     """
 
     folder: Path
     device: torch.device = field(default_factory=partial(torch.device, "cpu"))
     dtype: torch.dtype = torch.float32
     data: Path | None = None
+    tiny: bool = False
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Row:
         unit: Unit of the values: "s", or "" for a plain number.
         rounds: Maximum number of rounds. Default: those of the command line.
         data: Name of the data set in `Options.data` that the row needs.
-        gpu: The batch fills a GPU, and would take minutes on a CPU.
+        gpu: The batch fills a GPU, and would take minutes on a CPU, or the work needs a GPU.
         package: Python package of the peer, if it is no dependency of the tests.
     """
 

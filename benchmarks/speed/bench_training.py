@@ -11,14 +11,25 @@ import lora
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_models import BASE, VIT_S, bert, build, check_models, lengths_of, pictures, texts, vit
+from bench_models import (
+    BASE,
+    VIT_S,
+    bert,
+    build,
+    check_models,
+    fitting,
+    lengths_of,
+    pictures,
+    texts,
+    vit,
+)
 from bench_row import OURS, Goal, Options, Row, Work, check_equal, transformer_flop
 from parity_cases import NUM_CLASSES, Sizes
 from torch import Tensor, nn
 
 from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks.heads import LinearHead, PreHead
-from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
+from dxn.tokenize import ImageAdapter, TextAdapter
 from dxn.training.device import to_device
 
 # Forward and backward pass: the gradients of inputs and of weights cost as much as the output each.
@@ -33,6 +44,7 @@ def images(
     options: Options, *, sizes: Sizes, batch: int, patch_size: int = 16, compiled: bool = False
 ) -> Work:
     """A vision transformer of dxn and of timm."""
+    sizes, batch = fitting(options, sizes, batch)
     pair = build(vit(sizes.side, patch_size), options.folder, sizes)
     check_models(pair, *pictures(pair, 2, sizes.side, torch.float32))
     ours, theirs = pictures(pair, batch, sizes.side, torch.float32)
@@ -59,19 +71,25 @@ def ragged_texts(
     sizes: Sizes = SMALL_BERT,
     mean: int = 28,
     longest: int = 60,
+    compiled: bool = False,
 ) -> Work:
     """BERT of dxn and of transformers, for 64 texts of different lengths."""
+    batch = 64
+    sizes, _ = fitting(options, sizes, batch)
     pair = build(bert(), options.folder, sizes, dropout=dropout)
-    lengths = lengths_of(64, mean=mean, longest=longest)
+    lengths = lengths_of(batch, mean=mean, longest=longest)
     ours, theirs = texts(pair, lengths)
     check_models(pair, ours, theirs)
     ours, theirs = to_device(ours, options.device), to_device(dict(theirs), options.device)
     model, peer = pair.model.to(options.device), pair.peer.to(options.device)
-    labels = (torch.arange(64) % NUM_CLASSES).to(options.device)
+    runs: list[Any] = [model, peer]
+    if compiled:
+        runs = [torch.compile(module) for module in runs]
+    labels = (torch.arange(batch) % NUM_CLASSES).to(options.device)
     calls = {
-        OURS: make_step(model, lambda: model(ours), labels, options.dtype),
+        OURS: make_step(model, lambda: runs[0](ours), labels, options.dtype),
         "transformers": make_step(
-            peer, lambda: pair.case.answer(peer, theirs), labels, options.dtype
+            peer, lambda: pair.case.answer(runs[1], theirs), labels, options.dtype
         ),
     }
     flop = transformer_flop(lengths, dim=sizes.dim, depth=sizes.depth)
@@ -80,6 +98,8 @@ def ragged_texts(
 
 def mixed(options: Options) -> Work:
     """Short texts, pictures and clips of different lengths, packed and padded."""
+    from dxn.tokenize import AudioAdapter  # the other rows need no soundfile
+
     torch.manual_seed(0)
     adapters: dict[str, Any] = {
         "text": TextAdapter(MIXED.dim),
@@ -215,6 +235,13 @@ ROWS = (
         gpu=True,
     ),
     Row(
+        "train_vit_s16_batch256_compiled",
+        "the same, both compiled",
+        "training",
+        partial(images, sizes=VIT_S, batch=256, compiled=True),
+        gpu=True,
+    ),
+    Row(
         "train_bert_base",
         "BERT-base, 64 texts of 26 to 263 tokens, mean 88; the peer pads",
         "training",
@@ -222,8 +249,15 @@ ROWS = (
         gpu=True,
     ),
     Row(
+        "train_bert_base_compiled",
+        "the same, both compiled",
+        "training",
+        partial(ragged_texts, dropout=0.0, sizes=BASE, mean=88, longest=263, compiled=True),
+        gpu=True,
+    ),
+    Row(
         "train_bert_dropout",
-        "the same with dropout of 0.1 everywhere",
+        "BERT, width 256, depth 4, 64 texts of up to 60 tokens, with dropout of 0.1 everywhere",
         "training",
         partial(ragged_texts, dropout=0.1),
     ),

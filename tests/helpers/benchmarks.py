@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-FOLDERS = [Path(__file__).parents[2] / "benchmarks" / name for name in ("speed", "studies")]
+ROOT = Path(__file__).parents[2] / "benchmarks"
+FOLDERS = [ROOT, ROOT / "speed", ROOT / "studies"]
 
 
 def load(name: str) -> ModuleType:

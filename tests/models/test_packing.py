@@ -259,6 +259,7 @@ def test_a_gpu_computes_all_batches_with_padding_by_one_graph(compiled, monkeypa
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", KERNEL_OPTIONS, ids=str)
