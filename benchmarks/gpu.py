@@ -114,13 +114,9 @@ def run(command: Sequence[str], seconds: float, done: Done) -> tuple[int | None,
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         # In a session of its own, so that its compiler processes can be ended with it.
+        streams: Any = {"stdout": output, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, cwd=ROOT, env=environment, start_new_session=True, **streams
         )
         code = None
         try:
@@ -230,7 +226,7 @@ def of_rows(records: Sequence[dict[str, Any]]) -> str:
     """Return the table of the rows with other libraries."""
     rows = []
     for record in records:
-        others = [name for name in record["values"] if name != "dxn"]
+        others = list(record["ratios"])
         limit, fraction = record["limit"], record["fraction"]
         rows.append([
             f"{record['name']}: {record['title']}",
@@ -239,8 +235,7 @@ def of_rows(records: Sequence[dict[str, Any]]) -> str:
             ", ".join(f"{record['ratios'][name]:.2f}" for name in others),
             "-" if fraction is None else f"{fraction:.3f} of {limit / 1e12:.0f} TFLOP/s",
         ])  # fmt: skip
-    head = ["row", "dxn, ms", "others, ms", "speed", "fraction of the matrix product"]
-    return table(head, rows)
+    return table(["row", "dxn, ms", "others, ms", "speed", "fraction of the rate"], rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -264,15 +259,12 @@ def report(done: Done) -> None:
         done.say("\n" + table(["left out", "reason"], [[*item] for item in done.left_out.items()]))
 
 
-def print_packages() -> None:
-    """Print the packages of each part, with the versions that are installed here."""
-    for part, names in PACKAGES.items():
-        print(f"# {part}")
-        for name in names.split():
-            try:
-                print(f"{name}=={version(name)}")
-            except PackageNotFoundError:
-                print(f"{name}  # missing here")
+def package(name: str) -> str:
+    """Return a package with its version here."""
+    try:
+        return f"{name}=={version(name)}"
+    except PackageNotFoundError:
+        return f"{name}  # missing here"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,7 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if part not in parts:
             parser.error(f"--only: {part} is no part for {args.device}, choose {', '.join(parts)}")
     if args.packages:
-        print_packages()
+        for part, names in PACKAGES.items():
+            print(f"# {part}", *map(package, names.split()), sep="\n")
         return 0
     with args.log.open("w", encoding="utf-8") as log:
         done = Done(log)
