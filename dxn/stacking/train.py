@@ -242,7 +242,7 @@ def _input_kind(model: MultimodalModel) -> InputKind:
     others = [adapter for adapter in adapters if not adapter.reader.tabular]
     if not others:
         return "cells"
-    are_texts = (a.modality == "text" and not isinstance(a, EncodedAdapter) for a in others)
+    are_texts = (a.reader.words and not isinstance(a, EncodedAdapter) for a in others)
     return "texts" if all(are_texts) else "other"
 
 

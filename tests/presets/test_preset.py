@@ -483,7 +483,8 @@ def test_a_training_with_masks_uses_the_rules(tmp_path):
     options = [option for option in SHORT if "batch_size" not in option]
     assert main(["train", str(tmp_path), f"run={tmp_path}/run", *options, "optimizer=adamw"]) == 0
     config = saved(tmp_path / "run")
-    assert (config["adapters"]["image"]["image_size"], config["batch_size"]) == (96, 8)
+    # By the measured speed.
+    assert 96 <= config["adapters"]["image"]["image_size"] <= 304 and config["batch_size"] == 8
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,8 @@ class Conversation:
 
 def is_conversation(cell: Any) -> bool:
     """Whether a cell is meant as a conversation: a list of messages."""
+    if isinstance(cell, str):  # most cells, for which abstract classes would take longer
+        return False
     return isinstance(cell, Sequence) and bool(cell) and isinstance(cell[0], Mapping)
 
 

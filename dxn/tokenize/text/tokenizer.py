@@ -330,9 +330,10 @@ class TextTokenizer(Tokenizer):
             return super().batch(raws, rands)
         rows: list[list[int]] = []
         for encoding, rand in zip(encodings, rands, strict=True):
+            ids_of_text = encoding.ids  # each access makes a new list
             is_plain = rand is None or not self.is_random
-            fits = is_plain and len(encoding.ids) <= self.max_len
-            rows.append(encoding.ids if fits else self._row(encoding, rand))
+            fits = is_plain and len(ids_of_text) <= self.max_len
+            rows.append(ids_of_text if fits else self._row(encoding, rand))
         if self.pad_to:
             rows = [row + [self.pad_id] * (self.pad_to - len(row)) for row in rows]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
