@@ -7,7 +7,9 @@ result to the memory of the first one.
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -232,6 +234,31 @@ def test_a_graph_that_fails_is_replaced_by_the_model(recording, note, no_notes):
         assert torch.equal(function(changed), function.plain(changed))
     assert list(function.states.values()) == [None]
     assert no_notes == [note]
+
+
+def test_a_failed_recording_leaves_its_memory_to_no_other_graph(monkeypatch):
+    pools = []
+
+    @contextmanager
+    def graph(graph, *, pool, **options):
+        pools.append(pool)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    for name in ("Stream", "CUDAGraph", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Mock())
+    for name in ("stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda x: nullcontext())
+    captured._pool.cache_clear()
+    device, results = torch.device("cuda"), iter([*"aa", RuntimeError("not permitted"), *"aaaaaa"])
+    call = Mock(side_effect=results)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured.record_on_cuda(device, call)
+    for _ in range(2):
+        captured.record_on_cuda(device, call)
+    captured._pool.cache_clear()
+    assert pools[0] is not pools[1] and pools[1] is pools[2]
 
 
 @torch.inference_mode()

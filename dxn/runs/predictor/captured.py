@@ -297,8 +297,14 @@ def record_on_cuda(
                 call()
             pool = _pool(device)
             mode = "thread_local"
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode=mode):
-                output = call()
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode=mode):
+                    output = call()
+            except Exception:
+                # torch takes the memory of a failed recording for one that still goes on, and
+                # refuses to record another graph to it.
+                _pool.cache_clear()
+                raise
         present.wait_stream(side)
     return graph.replay, output
 
