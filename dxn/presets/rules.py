@@ -163,11 +163,14 @@ def _pool(counts: Sequence[int], facts: Facts) -> int:
 SMALL = 40  # pixels of the longer side up to which every pixel matters
 LARGE = 64  # pixels to which larger images are reduced without a pretrained model
 # For finding objects: pixels of the longer side to which larger pictures are reduced, tokens per
-# side of an object, tokens per side of a picture, and the smallest token.
-MAX_SIDE, PER_OBJECT, MAX_GRID, MIN_PATCH = 320, 3, 20, 4
+# side of an object, tokens per side of a picture, and the smallest and the largest token. Larger
+# ones have so many weights that an optimizer step takes longer than the pictures of a batch.
+MAX_SIDE, PER_OBJECT, MAX_GRID, MIN_PATCH, MAX_PATCH = 320, 3, 20, 4, 16
 # Pixels of the shorter side of an object that are needed to recognize it. As long as objects keep
 # them, pictures become smaller until each can be seen ENOUGH_VIEWS_OF_OBJECTS times.
 PER_SMALLEST, ENOUGH_VIEWS_OF_OBJECTS = 32, 40
+# 8×8 pixels of pictures with objects take as long as a token in the backbone.
+OBJECT_COST = 1
 FEW_ROWS = 5000  # training rows up to which augmentation is strong
 
 
@@ -269,10 +272,11 @@ def _for_objects(height: int, width: int, facts: Facts) -> dict[str, Any]:
     largest = min(longer, MAX_SIDE)
     least = min(max(longer * PER_SMALLEST / smallest, MIN_SIDE), largest)
     enough = min(ENOUGH_VIEWS_OF_OBJECTS * facts.rows, ENOUGH_PICTURES)
-    side = _largest_side(height, width, (least, largest), facts, enough)
+    side = _largest_side(height, width, (least, largest), OBJECT_COST, facts, enough)
     patch = MIN_PATCH
+    per_object = min(side / longer * smallest / PER_OBJECT, MAX_PATCH)
     # The cost of a token grows with their number, which has the square of the side in it.
-    while 2 * patch <= side / longer * smallest / PER_OBJECT or side > MAX_GRID * patch:
+    while 2 * patch <= per_object or side > MAX_GRID * patch:
         patch *= 2
     return {
         "stem": "residual",
@@ -287,7 +291,12 @@ def _for_objects(height: int, width: int, facts: Facts) -> dict[str, Any]:
 
 
 def _largest_side(
-    height: int, width: int, ends: tuple[float, int], facts: Facts, enough: int
+    height: int,
+    width: int,
+    ends: tuple[float, int],
+    cost: float,
+    facts: Facts,
+    enough: int,
 ) -> int:
     """Return the longer side of the largest pictures of which enough fit into the time limit.
 
@@ -295,6 +304,7 @@ def _largest_side(
         height: Usual height of a picture.
         width: Usual width of a picture.
         ends: The smallest and the largest longer side that can be chosen.
+        cost: Time of a square of MASK_PATCH pixels, relative to that of a token in the backbone.
         facts: What is known about the training.
         enough: Number of pictures, counting each as often as it is seen.
 
@@ -306,7 +316,7 @@ def _largest_side(
     first, last = math.ceil(least / MASK_PATCH), largest // MASK_PATCH
     sides = [largest, *(MASK_PATCH * count for count in range(last, first - 1, -1))]
     for side in sides:
-        tokens = PIXEL_COST * side**2 * ratio / MASK_PATCH**2
+        tokens = cost * side**2 * ratio / MASK_PATCH**2
         if facts.rows * facts.epochs_within_limit(tokens) >= enough:
             return side
     return sides[-1]
@@ -341,7 +351,7 @@ def _advise_masks(
     largest = longer if facts.num_inputs == 1 else min(longer, DIVIDED)
     least = min(max(longer * PER_AREA / min(facts.object_size), MIN_SIDE), largest)
     enough = min(ENOUGH_VIEWS * facts.rows, ENOUGH_PICTURES)
-    side = _largest_side(height, width, (least, largest), facts, enough)
+    side = _largest_side(height, width, (least, largest), PIXEL_COST, facts, enough)
     # A multiple of the patch, so that no patch is padding.
     side = -(-side // MASK_PATCH) * MASK_PATCH
     options = {

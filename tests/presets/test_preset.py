@@ -412,7 +412,7 @@ def test_tokens_are_smaller_than_the_objects(shape, size, patch, image_size):
 @pytest.mark.parametrize(
     ("size", "epochs", "patch", "image_size"),
     [
-        ((600, 700), 40, 32, 320),
+        ((600, 700), 40, 16, 320),
         ((600, 700), 0.1, 8, 112),  # 32 pixels of the shorter side
         ((0.6, 0.35), 0.1, 8, 112),
         ((60, 70), 0.1, 16, 320),  # small objects need all pixels
@@ -421,7 +421,7 @@ def test_tokens_are_smaller_than_the_objects(shape, size, patch, image_size):
 def test_pictures_with_objects_are_smaller_if_time_is_short(size, epochs, patch, image_size):
     pictures = [np.zeros((1000, 2000, 3), np.uint8)] * 3
     known = {"kind": AnswerKind.OBJECTS, "object_size": size}
-    fitting = {"epochs_within_limit": lambda tokens: epochs * 3 * 40 * 20 / tokens}
+    fitting = {"epochs_within_limit": lambda tokens: epochs * 40 * 20 / tokens}
     found = advised(ImageAdapter(8), pictures, rows=120, **known, **fitting)
     assert found["adapters.x.patch_size"] == patch
     assert found["adapters.x.image_size"] == image_size
