@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw as adamw_step
 
 from dxn.core.errors import UserError
+from dxn.core.runtime import choose_bf16
 from dxn.models.attention import Attention
 from dxn.models.blocks import Mlp
 from dxn.models.fusion import shared_name
@@ -456,7 +457,8 @@ class Muon(torch.optim.Optimizer):
 def orthogonalized(x: Tensor) -> Tensor:
     """Replace the singular values of matrices by numbers near 1, with a Newton-Schulz iteration.
 
-    In bfloat16 on a GPU that has it, as Jordan et al. do, and in float32 elsewhere.
+    In bfloat16 on a device that has instructions for it, as Jordan et al. do, and in float32
+    elsewhere.
 
     Args:
         x: (B, R, C).
@@ -465,7 +467,7 @@ def orthogonalized(x: Tensor) -> Tensor:
         (B, R, C). A matrix of zeros stays one.
     """
     original = x.dtype
-    is_low = x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    is_low, _ = choose_bf16(x.device)
     x = x.bfloat16() if is_low else x.float()
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:  # products of the shorter side are cheaper

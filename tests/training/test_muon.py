@@ -13,6 +13,12 @@ from dxn.tasks import LinearHead, PreHead
 from dxn.training.optim import adamw, muon, orthogonalized
 
 
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch):
+    """Compute in float32 also on a device that has instructions for bf16."""
+    monkeypatch.setattr("dxn.training.optim.choose_bf16", lambda device: (False, ""))
+
+
 def matrix(*singular_values, rows, columns):
     """Return a matrix (R, C) with these singular values."""
     size = len(singular_values)
@@ -67,6 +73,15 @@ def test_the_scale_of_a_gradient_does_not_matter_and_zeros_stay():
     x = torch.randn(2, 4, 7)
     torch.testing.assert_close(orthogonalized(1000 * x), orthogonalized(x))
     assert not orthogonalized(torch.zeros(2, 4, 7)).any()
+
+
+def test_a_device_with_instructions_for_bf16_computes_updates_in_bf16(monkeypatch):
+    x = torch.randn(3, 17, 29)
+    exact = orthogonalized(x)
+    monkeypatch.setattr("dxn.training.optim.choose_bf16", lambda device: (True, ""))
+    rounded = orthogonalized(x)
+    assert rounded.dtype == x.dtype and not torch.equal(rounded, exact)
+    assert (rounded - exact).norm() < 0.05 * exact.norm()
 
 
 def test_muon_updates_wide_linear_and_convolutional_layers_outside_the_head():
