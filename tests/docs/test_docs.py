@@ -45,6 +45,10 @@ def lines() -> Iterator[tuple[str, str]]:
                 # The others need a folder that the reader has.
                 if not re.search(r" (resume|conf_dir)=(?!examples )", command):
                     yield name_of(page), command
+    # A row of the start page has one command.
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    for command in re.findall(r"^\| .*?\| `(?:torchrun .* -m )?(dxn .+?)` \|", text, re.MULTILINE):
+        yield "docs/README.md", command
     for path in sorted(ROOT.glob("*/**/conf/experiment/*.yaml")):
         text = path.read_text(encoding="utf-8")
         for command in re.findall(r"^# (?:torchrun .* -m )?(dxn .+)$", text, re.MULTILINE):
