@@ -78,7 +78,7 @@ GOAL = 1.1  # speed relative to the plain path, from which on a path is worth it
 # Packages that the parts import, by the part. torch brings its own requirements.
 PACKAGES = {
     "all parts": "torch torchvision numpy einops tokenizers huggingface-hub safetensors pillow "
-    "jinja2 pyarrow annotated-types pydantic pydantic-core typing-inspection",
+    "jinja2 pyarrow rich annotated-types pydantic pydantic-core typing-inspection",
     "the rows of other libraries": "timm transformers",
     TESTS: "pytest",
 }

@@ -69,6 +69,10 @@ ROUNDS = 9
 
 def run_row(row: Row, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a row in this process, and return its result as plain data."""
+    if args.tiny:
+        from dxn.models import compiling
+
+        compiling.BACKEND = "aot_eager"  # without generated code, which takes a minute
     dtype = getattr(torch, args.dtype)
     options = Options(Path(), torch.device(args.device), dtype, args.data, args.tiny)
     try:
