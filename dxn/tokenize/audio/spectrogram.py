@@ -126,10 +126,7 @@ class Spectrogram:
     def mel(self, raw: Tensor) -> Tensor:
         """Return the mel power (F, frames) of a waveform (T,), but for frontend=kaldi."""
         fourier, mel_scale = self.transforms
-        spectrum = fourier(raw)
-        # torchaudio computes the square of the absolute value, which takes half as long as the
-        # Fourier transform, and seven times as long as this product.
-        return mel_scale((spectrum * spectrum.conj()).real)
+        return mel_scale(_power(fourier(raw)))
 
     @cached_property
     def kaldi(self) -> tuple[Tensor, Tensor]:
@@ -265,14 +262,18 @@ class Spectrogram:
         """
         window, filters = self.kaldi
         # At least one window. The last samples that do not fill one are dropped.
-        frames = F.pad(raw, (0, self.n_fft - len(raw))) if len(raw) < self.n_fft else raw
-        frames = frames.unfold(0, self.n_fft, self.hop_length)
-        frames = frames - frames.mean(1, keepdim=True)
-        before = F.pad(frames[None], (1, 0), mode="replicate")[0, :, :-1]
-        frames = (frames - KALDI_PREEMPHASIS * before) * window
+        raw = F.pad(raw, (0, max(self.n_fft - len(raw), 0)))
+        means = raw.unfold(0, self.n_fft, self.hop_length).mean(1)
+        # Once for the clip and not for each window, as the windows overlap. The first sample of a
+        # window has none before it, and the factor 0.
+        emphasized = F.pad(raw[1:] - KALDI_PREEMPHASIS * raw[:-1], (1, 0))
         # The transform has one more than half of a power of two of frequencies.
-        spectrum = torch.fft.rfft(frames, 2 * (len(filters) - 1))
-        power = (spectrum * spectrum.conj()).real
+        frames = raw.new_zeros(len(means), 2 * (len(filters) - 1))
+        filled = frames[:, : self.n_fft]
+        torch.mul(emphasized.unfold(0, self.n_fft, self.hop_length), window, out=filled)
+        # The mean of a window, which is subtracted before the pre-emphasis.
+        filled.addr_(means, (1 - KALDI_PREEMPHASIS) * window, alpha=-1)
+        power = _power(torch.fft.rfft(frames))
         floor = torch.finfo(torch.float32).eps
         return self._truncate_or_pad((power @ filters).clamp(min=floor).log())
 
@@ -305,6 +306,12 @@ class Spectrogram:
             return mel
         missing = max(num_frames - len(mel), 0) if self.options.pad else 0
         return F.pad(mel[:num_frames], (0, 0, 0, missing), value=self.padding)
+
+
+def _power(spectrum: Tensor) -> Tensor:
+    """Return the squares of the absolute values, in less time than abs or a complex product."""
+    parts = torch.view_as_real(spectrum)
+    return parts[..., 0].square() + parts[..., 1].square()
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:
