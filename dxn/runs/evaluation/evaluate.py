@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -162,9 +163,9 @@ def evaluate_subsets(
     best = figures[sets[-1]]
     figures |= parts
     figures |= further or {}
-    if train is not None:
-        figures |= simple_figures(task, train, last, share)
-    figures |= trivial_figures(task, last)
+    simple = {} if train is None else dict(simple_figures(task, train, last, share))
+    simple |= trivial_figures(task, last)
+    figures |= simple
     figures |= task.metric.further_rows(last.predictions.predicted)
     results = task_results(
         task,
@@ -176,7 +177,7 @@ def evaluate_subsets(
         references=[name for name in figures if name not in sets],
         intervals=intervals,
         evaluated=len(last.samples),
-        remarks=task.metric.notes(last.predictions.predicted),
+        remarks=[*task.metric.notes(last.predictions.predicted), *about_simple(task, best, simple)],
         **about_stack(predictor.network),
     )
     print_line(f"{data.about}: {count(len(last.samples), 'row')}")
@@ -215,6 +216,27 @@ def trivial_figures(task: Task, last: Answers) -> Figures:
         return {}
     description, answers = naive
     return {description: task.score_answers(answers, last.truths)}
+
+
+def about_simple(task: Task, best: Mapping[str, float], simple: Figures) -> list[str]:
+    """Return a remark if simple methods are better than the model.
+
+    Args:
+        task: The task, whose monitored metric is compared.
+        best: Metrics of the model.
+        simple: Those of simple methods, by their description.
+    """
+    name = task.metric.monitored
+    own = best.get(name, math.nan)
+    values = {about: figures.get(name, math.nan) for about, figures in simple.items()}
+    better = {about: x for about, x in values.items() if task.metric.is_better(x, own)}
+    if not better or math.isnan(own):
+        return []
+    named = ", ".join(f"{about} {number(x, own)}" for about, x in better.items())
+    return [
+        f"simple methods are better than the model ({name} {number(own)}): {named}; train longer "
+        "(trainer.max_minutes, trainer.epochs), or collect more rows"
+    ]
 
 
 def simple_figures(task: Task, train: Opened, last: Answers, share: float) -> Figures:
