@@ -102,7 +102,7 @@ def test_a_model_folder_alone_predicts_a_table(trained, tmp_path, capsys):
 
 
 def test_experiments_run_all_their_epochs():
-    """RESULTS.md has their metrics, which early stopping would change."""
+    """experiments.md of the studies has their metrics, which early stopping would change."""
     for path in sorted((PACKAGE / "conf" / "experiment").glob("*.yaml")):
         experiment = yaml.safe_load(path.read_text(encoding="utf-8"))
         # An experiment that is based on another one has its options.
