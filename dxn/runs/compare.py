@@ -67,7 +67,10 @@ def compared_runs(folders: Sequence[Path], settings: Settings) -> list[ComparedR
 
 
 def print_comparison(runs: Sequence[ComparedRun]) -> None:
-    """Print the metrics with all inputs and their 95% intervals, and the options that differ."""
+    """Print the metrics with all inputs and their 95% intervals, and the options that differ.
+
+    Parts of the models and simple methods have a row with the monitored metric.
+    """
     splits = [run.results.split for run in runs]
     if validation := _validation_figures(runs):
         figures, splits = validation, ["validation"] * len(runs)
@@ -85,8 +88,21 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
             for name in metrics
         },
     )
+    if not validation and (references := _references(runs)):
+        _print_rows(f"{runs[0].results.monitored}, for comparison", runs, references)
     if options := differing_options(runs):
         _print_rows("option", runs, options)
+
+
+def _references(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
+    """Return the monitored metric of the parts of models and of simple methods, for each run."""
+    monitored = runs[0].results.monitored
+    rows: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.results.references):
+        values = [run.results.figures().get(name, {}).get(monitored) for run in runs]
+        if any(value is not None for value in values):
+            rows[name] = [_figure(value, None) for value in values]
+    return rows
 
 
 def differing_options(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
