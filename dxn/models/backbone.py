@@ -23,6 +23,7 @@ from dxn.models.positions import as_offsets, last_index, make_attn_mask, rope_fa
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
     from dxn.models.packing import Packing
+    from dxn.models.plain_blocks import PlainBlocks
 
 DEFAULT_RATIO = 4.0
 PLAIN = ("scaled_dot", None, None)  # the score, its scale and its soft cap
@@ -85,6 +86,8 @@ class Backbone(Recorded, nn.Module):
         self.activation_checkpointing = activation_checkpointing
         # Remove padding before the blocks, if there is enough of it, see dxn.models.packing.
         self.packed = not position.gaps
+        # Set by `prepare`.
+        self.plain: PlainBlocks | None = None
         # What is added to the scores of all blocks, as a function of the distance of two tokens.
         self.bias: nn.Module | None = None
         if position.kind == "alibi":
@@ -182,6 +185,16 @@ class Backbone(Recorded, nn.Module):
             self.norm = make(dim)
         self._init_weights(num_branches=(3 if cross else 2) * max(depth, 1))
 
+    def prepare(self) -> None:
+        """Compute the blocks without calls of their modules, in a model that is only used.
+
+        Call it after the last change of a layer.
+        """
+        from dxn.models.plain_blocks import plain_blocks  # a training does not need it
+
+        if not (self.uses_positions or self.cross or self.training):
+            self.plain = plain_blocks(self.blocks, causal=self.causal)
+
     def forward(self, tokens: Tokens) -> Tokens:
         """Apply all blocks and the final norm to Tokens (B, N, D)."""
         return tokens.with_x(self.norm(self.run(tokens.x, tokens.mask, num_real=tokens.num_real)))
@@ -222,6 +235,9 @@ class Backbone(Recorded, nn.Module):
                 f"got cross={self.cross} and {received}"
             )
         has_no_padding = is_full(mask, num_real)
+        is_plain = has_no_padding and caches is None and not self.training
+        if is_plain and self.plain is not None and self.plain.can_run:
+            return self.plain.run(x, start, stop)
         packing = None
         # Generation has no padding to remove, and few tokens.
         if self.packed and caches is None and not has_no_padding:

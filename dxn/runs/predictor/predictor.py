@@ -17,6 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Opened, Samples
+from dxn.models.backbone import Backbone
 from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
@@ -116,11 +117,18 @@ class Predictor:
         return notebook_html(self)
 
     def captured(self) -> Self:
-        """Compute batches on an NVIDIA GPU as CUDA graphs, if the model is only used."""
+        """Compute batches in less time, if the model is only used.
+
+        An NVIDIA GPU computes them as CUDA graphs. A CPU computes blocks without their modules.
+        """
         if self.device.type == "cuda":
             from dxn.runs.predictor.captured import capture
 
             capture(self.network, writes=self.task.writes)
+        if self.device.type == "cpu":
+            for module in self.network.modules():
+                if isinstance(module, Backbone):
+                    module.prepare()
         return self
 
     @property

@@ -1,0 +1,84 @@
+"""Blocks that are computed without calls of their modules."""
+
+import pytest
+import torch
+from torch import nn
+
+from dxn.models import Backbone
+from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
+from dxn.viz.rollout import recorded
+
+B, N, D = 2, 7, 12
+MASK = torch.ones(B, N, dtype=torch.bool)
+
+
+def prepared(**options) -> Backbone:
+    backbone = Backbone(D, **{"depth": 3, "num_heads": 4, **options}).eval()
+    backbone.prepare()
+    return backbone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": NormOptions(place="post")},
+        {"causal": True},
+        {"block": BlockOptions(bias=False)},
+        {"block": BlockOptions(mlp="relu", num_kv_heads=2, head_dim=5, hidden_dim=17)},
+    ],
+)
+@pytest.mark.parametrize("part", [(0, None), (1, 2)])
+def test_plain_blocks_give_the_same_numbers_as_modules(options, part):
+    backbone = prepared(**options)
+    assert backbone.plain is not None
+    x = torch.randn(B, N, D)
+    plain = backbone.run(x, MASK, *part)
+    backbone.plain = None
+    assert torch.equal(plain, backbone.run(x, MASK, *part))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": NormOptions(kind="rms")},
+        {"norm": NormOptions(place="both")},
+        {"block": BlockOptions(mlp="swiglu")},
+        {"block": BlockOptions(qk_norm=True)},
+        {"block": BlockOptions(score="cosine")},
+        {"block": BlockOptions(layer_scale=0.1)},
+        {"position": PositionOptions(kind="alibi")},
+        {"position": PositionOptions(windows=[2])},
+        {"cross": True},
+    ],
+)
+def test_blocks_with_further_parts_keep_their_modules(options):
+    assert prepared(**options).plain is None
+
+
+def test_replaced_layers_keep_the_modules():
+    backbone = Backbone(D, depth=1, num_heads=4).eval()
+    backbone.blocks[0].mlp.up = nn.Sequential(backbone.blocks[0].mlp.up)
+    backbone.prepare()
+    assert backbone.plain is None
+
+
+def test_hooks_are_called_after_the_preparation():
+    backbone = prepared()
+    with recorded(backbone) as maps:
+        backbone.run(torch.randn(B, N, D), MASK)
+    assert [tuple(weights.shape) for weights in maps] == [(B, 4, N, N)] * 3
+
+
+def test_padding_is_excluded_after_the_preparation():
+    backbone = prepared()
+    x, mask = torch.randn(B, N, D), MASK.clone()
+    mask[0, 5:] = False
+    out = backbone.run(x, mask)
+    torch.testing.assert_close(out[:1, :5], backbone.run(x[:1, :5], MASK[:1, :5]))
+
+
+def test_a_training_after_the_preparation_uses_dropout():
+    backbone = prepared(dropout=0.5).train()
+    x = torch.randn(B, N, D)
+    assert not torch.equal(backbone.run(x, MASK), backbone.eval().run(x, MASK))
