@@ -180,8 +180,10 @@ def threads(count: int) -> Iterator[None]:
     import torch  # which must not be imported before `configure`
 
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    if before != count:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if before != count:
+            torch.set_num_threads(before)

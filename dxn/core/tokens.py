@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -128,10 +130,13 @@ class Tokens:
 
     def with_x(self, x: Tensor) -> Tokens:
         """Return the same columns with x (B, N, D) as their embeddings."""
-        return replace(self, x=x)
+        # Not `replace`, which takes longer than starting an operation of torch.
+        return Tokens(x, self.mask, self.spans, self.num_real)
 
     def renamed(self, name: str) -> Tokens:
         """Return the same tokens with all spans renamed to the input `name`."""
+        if all(span.name == name for span in self.spans):  # such as the only text
+            return self
         return replace(self, spans=tuple(replace(span, name=name) for span in self.spans))
 
     def select(self, name: str) -> Tokens:
@@ -242,6 +247,16 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return the context in which matrix products of x are computed in its dtype."""
+    device = x.device.type
+    is_available = torch.amp.is_autocast_available(device)
+    # Creating a context of autocast takes as long as several operations.
+    if not is_available or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def sinusoidal(index: Tensor, dim: int) -> Tensor:

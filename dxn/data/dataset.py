@@ -440,7 +440,7 @@ class Samples(Dataset):
             "#size": len(samples),
             "#index": [sample["#index"] for sample in samples],
         }
-        has_tokens = torch.zeros(len(samples), dtype=torch.bool)
+        has_tokens = np.zeros(len(samples), bool)
         for name in self.inputs:
             rows = [i for i, sample in enumerate(samples) if name in sample]
             # Missing inputs are not padded, so they need neither memory nor computation.
@@ -450,10 +450,10 @@ class Samples(Dataset):
                     part = self.tokenizers[name].collate([samples[i][name] for i in rows])
                 batch[name] = {**part, "rows": torch.tensor(rows)}
                 mask = part.get("mask")  # only texts and categories can be without tokens
-                has_tokens[rows] |= True if mask is None else mask.any(1)
+                has_tokens[rows] |= True if mask is None else mask.any(1).numpy()
         # The vector of a sample without a token would silently be zeros.
         if not has_tokens.all():
-            row = batch["#index"][int(has_tokens.int().argmin())]
+            row = batch["#index"][int(has_tokens.argmin())]
             raise UserError(
                 f"{self.describe_index(row)}: its inputs have no tokens, such as a text whose "
                 "characters the tokenizer does not know; leave the row out"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
 
-from dxn.core.tokens import can_read, matmul_dtype
+from dxn.core.tokens import can_read, matmul_dtype, without_autocast
 
 # Number of logits per chunk on a CPU, in whose cache they fit.
 CHUNK = 2**20
@@ -121,9 +120,8 @@ def _with_gradients(
     Matrix products are computed in `dtype`, and sums over the vocabulary at least in float32.
     """
     device = x.device.type
-    # Autocast is disabled, because it would convert the embedding again for each chunk.
-    has_autocast = torch.amp.is_autocast_available(device)
-    with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
+    # Autocast would convert the embedding again for each chunk.
+    with without_autocast(x):
         needs_x, needs_embedding = needed
         grad_x = torch.empty_like(x) if needs_x else None
         grad_embedding = torch.zeros_like(embedding) if needs_embedding else None

@@ -122,6 +122,4 @@ def _plain_block(block: Any) -> PlainBlock | None:
     attn_norm, mlp_norm = (
         (norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms
     )
-    return PlainBlock(
-        block.pre_norm, attn.heads, attn_norm, qkv, proj, mlp_norm, up, mlp.act, down
-    )
+    return PlainBlock(block.pre_norm, attn.heads, attn_norm, qkv, proj, mlp_norm, up, mlp.act, down)

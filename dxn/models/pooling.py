@@ -118,9 +118,10 @@ class Pooling(nn.Module):
         if self.kind == "leading_cat":
             return rearrange(x[:, : self.leading], "b k d -> b (k d)")
         # All other kinds exclude the leading tokens from pooling.
-        class_token = x[:, 0]
-        x = x[:, self.leading :]
-        mask = mask[:, self.leading :]
+        leading = x[:, : self.leading]
+        if self.leading:
+            x = x[:, self.leading :]
+            mask = mask[:, self.leading :]
         if self.map is not None:
             return self.map(x, mask)
         if not isinstance(self.kind, str):
@@ -130,7 +131,7 @@ class Pooling(nn.Module):
             score = self.score(x).squeeze(-1).float().masked_fill(~mask, MASKED_SCORE)
             return _weighted_mean(x, mask.to(x.dtype) * score.softmax(1).to(x.dtype))
         if self.kind == "cls_mean":
-            return torch.cat([class_token, masked_mean(x, mask)], 1)
+            return torch.cat([leading[:, 0], masked_mean(x, mask)], 1)
         return _simple(self.kind, x, mask)
 
 

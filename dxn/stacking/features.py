@@ -97,14 +97,14 @@ def extremes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 # Texts
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
-CHAR_LENGTHS = (2, 3, 4, 5)
+CHAR_LENGTHS = np.arange(2, 6)[:, None]
 SPACE = ord(" ")
 # Polynomial hashes modulo a prime. Products of two hashes are below 2**63, the limit of int64.
 PRIME = 2_147_483_647
 BASE = 1_000_003
 INVERSE = pow(BASE, -1, PRIME)
 # What is known of each character, by code point. It is computed when a text has the character.
-IS_SPACE, IS_WORD, IS_UNSPACED, IS_MARK, UNKNOWN = 1, 2, 4, 8, 255
+IS_WORD, IS_UNSPACED, IS_MARK, UNKNOWN = 1, 2, 4, 255
 KINDS = np.full(0x110000, UNKNOWN, np.uint8)
 NUM_POWERS = 4096
 POWERS: dict[int, np.ndarray] = {}  # the first NUM_POWERS of `_powers`, computed once
@@ -119,22 +119,15 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     # NumPy, because starting an operation of torch takes several times longer, which is most of
     # the time of a short text.
     texts: Sequence[str] = batch["text"]
-    # Composed, so that "é" has one form.
-    shown = [unicodedata.normalize("NFC", text.lower()).replace("\0", " ") for text in texts]
+    shown = [_shown(text) for text in texts]
     # A space before each text, and one after the last, so that all texts are one sequence.
-    joined = " ".join(["", *shown, ""]).encode("utf-32-le", "surrogatepass")
+    joined = "".join([*shown, " "]).encode("utf-32-le", "surrogatepass")
     chars = np.frombuffer(joined, np.uint32).astype(np.int64)
-    lengths = [1 + len(text) for text in shown]
+    lengths = [len(text) for text in shown]
     lengths[-1] += 1
     rows = np.arange(len(texts)).repeat(lengths)
     kinds = _kinds(chars)
-    # Only one of several spaces in a row: the last one, which belongs to the word after it. The
-    # first one can be the end of the text before.
-    is_space = kinds & IS_SPACE != 0
-    is_last = np.append(~(is_space[:-1] & is_space[1:]), True)
-    chars, rows = chars[is_last], rows[is_last]
-    kinds, is_space = kinds[is_last], is_space[is_last]
-    chars = np.where(is_space, SPACE, chars)
+    is_space = chars == SPACE
     # Sums over prefixes, from which the hashes of all parts of the sequence follow. The terms are
     # below 2**31, so the sum of 2**32 of them fits into int64.
     count = len(chars)
@@ -166,15 +159,11 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     # n-grams have a space at most at their ends. A space between two texts counts to the second
     # one. It ends a word of the first one too, whose n-gram starts in the first text.
     spaces = is_space.cumsum()
-    gram_rows: list[np.ndarray] = []
-    gram_codes: list[np.ndarray] = []
-    for n in CHAR_LENGTHS:
-        stop = max(count - n + 1, 0)
-        is_gram = spaces[n - 2 : n - 2 + stop] == spaces[:stop]
-        codes = (sums[n : n + stop] - sums[:stop]) % PRIME * inverse[:stop] % PRIME
-        gram_rows.append(rows[:stop][is_gram])
-        gram_codes.append(codes[is_gram])
-    grams = np.stack([np.concatenate(gram_rows), np.concatenate(gram_codes)])
+    first = np.arange(count)
+    stop = first + CHAR_LENGTHS
+    is_gram = (stop <= count) & (spaces[np.minimum(stop - 2, count - 1)] == spaces)
+    lengths_of, first = is_gram.nonzero()
+    grams = np.stack([rows[first], hashes(first, stop[lengths_of, first])])
     device = batch["ids"].device
     blocks = [np.stack([word_rows, word_codes]), grams]
     counted = [torch.from_numpy(block).to(device) for block in blocks]
@@ -182,8 +171,15 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     return Features("TF-IDF", empty, tuple(counted))
 
 
+def _shown(text: str) -> str:
+    """Return a text with a space before each word; "" if it has no words."""
+    # Composed, so that "é" has one form.
+    words = unicodedata.normalize("NFC", text.lower()).replace("\0", " ").split()
+    return " ".join(["", *words])
+
+
 def _kinds(chars: np.ndarray) -> np.ndarray:
-    """Return the kinds of characters, a sum of IS_SPACE, IS_WORD, IS_UNSPACED and IS_MARK."""
+    """Return the kinds of characters, a sum of IS_WORD, IS_UNSPACED and IS_MARK."""
     kinds = KINDS[chars]
     unknown = kinds == UNKNOWN
     if unknown.any():
@@ -192,10 +188,7 @@ def _kinds(chars: np.ndarray) -> np.ndarray:
             # Marks belong to the letter before them.
             is_word = char.isalnum() or char == "_" or is_mark(char)
             KINDS[point] = (
-                IS_SPACE * char.isspace()
-                + IS_WORD * is_word
-                + IS_UNSPACED * is_unspaced(char)
-                + IS_MARK * is_mark(char)
+                IS_WORD * is_word + IS_UNSPACED * is_unspaced(char) + IS_MARK * is_mark(char)
             )
         kinds = KINDS[chars]
     return kinds

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
+from dxn.core.tokens import without_autocast
 from dxn.stacking.features import ENCODER, Features
 from dxn.tokenize.encoded_adapter import EncodedAdapter
 
@@ -98,6 +99,9 @@ class TfIdf(nn.Module):
     def forward(self, counted: Tensor, size: int) -> Tensor:
         """Return scores (size, K). `counted` is a block of `Features`."""
         rows, columns, values = self.entries(counted, size)
+        if size == 1 and self.weight.device.type == "cpu":
+            # The operation below takes longer to start.
+            return torch.from_numpy(values @ self.weight.numpy()[columns])[None]
         # The entries are sorted by row, as embedding_bag needs it.
         offsets = rows.searchsorted(np.arange(size))
         columns, values, offsets = (
@@ -326,7 +330,7 @@ class FeatureBaseline(Baseline):
     def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
         """See `Baseline.forward`."""
         # In float32: standardized numbers and distances need more digits than bf16 has.
-        with torch.autocast(self.bias.device.type, enabled=False):
+        with without_autocast(self.bias):
             output = self.bias.expand(size, -1)
             tfidf = iter(self.tfidf)
             for name, counts in self.counted.items():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dxn.core.tokens import without_autocast
 from dxn.stacking.features import Features
 from dxn.stacking.modules import Baseline, check_count
 from dxn.tasks import Quantiles
@@ -180,7 +181,7 @@ class PastRegression(Baseline):
         series = features[self.input]
         assert series.steps is not None and series.level is not None
         count, horizon, channels, _ = self.shape
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight):
             x, last = past_features(series.steps.float()[..., :channels], count)
             if self.columns.count(horizon):
                 static = [self._static(features, name, size) for name in self.columns.static]

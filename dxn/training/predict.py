@@ -68,7 +68,6 @@ def predict(model: Network, task: Task, samples: Samples, **options: Any) -> Pre
     return Predictions(rows, predicted, total / weight if weight else math.nan)
 
 
-@torch.inference_mode()
 def predict_batches(
     model: Network,
     task: Task,
@@ -111,16 +110,17 @@ def predict_batches(
     """
 
     def run(batch: dict[str, Any]) -> tuple[list[int], list[Any], tuple[float, float]]:
-        with autocast(device, precision):
+        # Not around the loop: the contexts of a generator are entered again for each batch.
+        with torch.inference_mode(), autocast(device, precision):
             output = as_float(model(batch))
             if finite:
                 check_finite(output, batch, samples.describe_index)
             # Inside autocast, because a task that generates sequences runs its decoder here.
             predicted = task.predict(head, output, batch, draft=draft)
-        loss = (0.0, 0.0)
-        if "target" in batch:
-            total, weight = task.loss(output, batch)
-            loss = (float(total), float(weight))
+            loss = (0.0, 0.0)
+            if "target" in batch:
+                total, weight = task.loss(output, batch)
+                loss = (float(total), float(weight))
         nonlocal done
         # The others are as fast. A batch that did not fit into the memory is counted again.
         done = min(done + count * batch["#size"], len(samples))
@@ -346,11 +346,11 @@ def check_finite(output: Any, batch: Mapping[str, Any], describe: Callable[[int]
     """
     bad: set[int] = set()
     for tensor in _tensors(output):
-        if tensor.ndim and len(tensor) == batch["#size"]:
-            is_finite = tensor.isfinite()
-            if not is_finite.all():
-                is_bad = ~is_finite.reshape(len(tensor), -1).all(1)
-                bad |= set(is_bad.nonzero().flatten().tolist())
+        is_of_samples = tensor.ndim and len(tensor) == batch["#size"]
+        # Unlike all numbers, their sum is tested in one operation.
+        if is_of_samples and not math.isfinite(float(tensor.sum())):
+            is_bad = ~tensor.isfinite().reshape(len(tensor), -1).all(1)
+            bad |= set(is_bad.nonzero().flatten().tolist())
     if not bad:
         return
     named = list_names([describe(batch["#index"][i]) for i in sorted(bad)], MAX_NAMED)

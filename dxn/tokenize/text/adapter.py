@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.errors import UserError
-from dxn.core.tokens import Span, Tokens
+from dxn.core.tokens import Span, Tokens, can_read, is_full
 from dxn.tokenize.base import ADDED, NUM_REAL, Adapter, file_of_adapter
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.text.chat import DEFAULT_TOKENS, Conversation, load_template
@@ -219,11 +219,13 @@ class TextAdapter(Adapter):
         ids = batch["ids"]
         mask = batch["mask"]
         num_real = batch.get(NUM_REAL)
-        x = self.embedding(ids) * self.scale
+        x = self.embedding(ids)
+        if self.scale != 1:
+            x = x * self.scale
         if self.conv is not None:
             # Padding is set to 0, so that it does not affect its neighbors.
-            padded = rearrange(x * mask[..., None], "b n d -> b d n")
-            x = x + F.gelu(rearrange(self.conv(padded), "b d n -> b n d"))
+            padded = x if is_full(mask, num_real) else x * mask[..., None]
+            x = x + F.gelu(self._convolved(self.conv, padded))
         if "token_index" in batch:  # the columns are not the first ones of the text, see `lookback`
             positions = self.pos_embed.at(batch["token_index"])
         else:
@@ -243,6 +245,15 @@ class TextAdapter(Adapter):
             marks = ids == self.tokenizer.marker_id
         span = Span(self.modality, self.modality, 0, x.shape[1], locate, marks)
         return Tokens(x, mask, (span,), num_real)
+
+    def _convolved(self, conv: nn.Conv1d, x: Tensor) -> Tensor:
+        """Apply the convolution to x (B, N, D)."""
+        if self.training or not can_read(x) or x.shape[0] > 1:
+            return conv(x.transpose(1, 2)).transpose(1, 2)
+        # For one text on a CPU, a matrix product takes a third of the time of a convolution.
+        padded = F.pad(x, (0, 0, self.lookback, self.lookback))
+        neighbors = padded.unfold(1, 2 * self.lookback + 1, 1).flatten(2)
+        return F.linear(neighbors, conv.weight.flatten(1), conv.bias)
 
     def _coords(self, coords: Tensor) -> Tensor:
         """Return the position of each column, given that of each token (B, N, 2)."""

@@ -48,6 +48,8 @@ MAX_KEPT = 50_000
 # The lengths of more texts than this are estimated, from the tokens of NUM_ENCODED of them.
 MAX_ENCODED, NUM_ENCODED = 100_000, 1000
 NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
+# Of batches of texts, which are expanded: the position and the word of a token are unknown.
+UNKNOWN_COORDS, UNKNOWN_WORD = torch.full((1, 1, 1), math.nan), torch.full((1, 1), -1)
 
 RawText = str | list[str] | Conversation
 PlainText = str | list[str]
@@ -336,18 +338,19 @@ class TextTokenizer(Tokenizer):
             rows.append(ids_of_text if fits else self._row(encoding, rand))
         if self.pad_to:
             rows = [row + [self.pad_id] * (self.pad_to - len(row)) for row in rows]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        lengths = [len(row) for row in rows]
+        longest, total = max(lengths), sum(lengths)
         # One assignment for all texts takes less time than padding each of them.
-        mask = np.arange(lengths.max()) < lengths[:, None]
+        mask = np.arange(longest) < np.array(lengths)[:, None]
         ids = np.zeros(mask.shape, np.int64)
-        ids[mask] = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
+        ids[mask] = list(chain.from_iterable(rows))
         batch: Batch = {
             "ids": torch.from_numpy(ids),
             "mask": torch.from_numpy(mask),
-            "coords": torch.full((1, 1, 1), torch.nan).expand(*mask.shape, 2),
-            "words": torch.full((1, 1), -1).expand(mask.shape),
-            FULL: bool(lengths.min() == lengths.max()),
-            NUM_REAL: int(lengths.sum()),
+            "coords": UNKNOWN_COORDS.expand(*mask.shape, 2),
+            "words": UNKNOWN_WORD.expand(mask.shape),
+            FULL: total == longest * len(rows),
+            NUM_REAL: total,
         }
         if all(rand is None for rand in rands):
             batch["text"] = [plain_text(raw)[:MAX_KEPT] for raw in raws]
