@@ -118,8 +118,18 @@ def _plain_block(block: Any) -> PlainBlock | None:
     )
     if has_others or block.cross is not None or attn.score is not None or mlp.gated:
         return None
-    qkv, proj, up, down = ((layer.weight, layer.bias) for layer in layers)
-    attn_norm, mlp_norm = (
-        (norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms
+    return PlainBlock(
+        block.pre_norm,
+        attn.heads,
+        attn_norm=_norm(block.attn_norm),
+        qkv=(attn.qkv.weight, attn.qkv.bias),
+        proj=(attn.proj.weight, attn.proj.bias),
+        mlp_norm=_norm(block.mlp_norm),
+        up=(mlp.up.weight, mlp.up.bias),
+        act=mlp.act,
+        down=(mlp.down.weight, mlp.down.bias),
     )
-    return PlainBlock(block.pre_norm, attn.heads, attn_norm, qkv, proj, mlp_norm, up, mlp.act, down)
+
+
+def _norm(norm: Any) -> Norm:
+    return norm.normalized_shape, norm.weight, norm.bias, norm.eps

@@ -251,8 +251,9 @@ class TextAdapter(Adapter):
         if self.training or not can_read(x) or x.shape[0] > 1:
             return conv(x.transpose(1, 2)).transpose(1, 2)
         # For one text on a CPU, a matrix product takes a third of the time of a convolution.
-        padded = F.pad(x, (0, 0, self.lookback, self.lookback))
-        neighbors = padded.unfold(1, 2 * self.lookback + 1, 1).flatten(2)
+        size = conv.kernel_size[0]
+        padded = F.pad(x, (0, 0, size // 2, size // 2))
+        neighbors = padded.unfold(1, size, 1).flatten(2)
         return F.linear(neighbors, conv.weight.flatten(1), conv.bias)
 
     def _coords(self, coords: Tensor) -> Tensor:
