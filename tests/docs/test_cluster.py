@@ -12,9 +12,10 @@ import tomllib
 
 import pytest
 import yaml
-from helpers.pages import DOCS, ROOT, blocks, check_command
+from helpers.pages import DOCS, ROOT, blocks, check_command, commands, run_python
 
 PAGE = DOCS / "cluster.md"
+BILLION_PAIRS = ROOT / "benchmarks" / "studies" / "billion_pairs.md"
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 # Waits for a signal, as torchrun does, whose exit code after it is 1.
 SRUN = """#!/bin/bash
@@ -187,9 +188,16 @@ def test_each_run_line_of_the_image_is_a_correct_script():
         subprocess.run(["sh", "-n"], input=script, text=True, check=True)
 
 
+def test_the_needs_of_a_billion_pairs_are_computed_as_the_study_says():
+    parts = list(blocks(BILLION_PAIRS))
+    (computed,) = (block for block in parts if block.kind == "python")
+    assert run_python(computed, {}, BILLION_PAIRS.name) == computed.output
+    assert [check_command(command) for block in parts for command in commands(block)]
+
+
 def test_the_measured_times_are_those_of_the_benchmarks():
     benchmarks = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8").splitlines()
-    page = PAGE.read_text(encoding="utf-8")
+    page = BILLION_PAIRS.read_text(encoding="utf-8")
     rows = re.findall(r"\| (\S+ ms) \| H100, `(\w+)`", page)
     assert len(rows) == 2
     for duration, row in rows:
