@@ -260,14 +260,18 @@ def read_column(
     read = tokenizer.reader.read
     reasons: dict[int, str] = {}
     present = np.zeros(len(cells), bool)
+    is_unchanged = True
     for i, cell in enumerate(track(cells, len(cells), "reading files")):
         try:
-            present[i] = cell is not None and read(cell) is not None
+            raw = None if cell is None else read(cell)
         except BadMedia as error:
             reasons[i] = str(error)
+            continue
+        present[i] = raw is not None
+        is_unchanged = is_unchanged and raw is cell
     if reasons:  # a bad cell has no raw value
         cells = as_column([c if p else None for c, p in zip(cells, present, strict=True)])
-    return Column(cells, decode=read), present, reasons
+    return cells if is_unchanged else Column(cells, decode=read), present, reasons
 
 
 def present_values(columns: Sequence[tuple[Column, np.ndarray]]) -> Column:
