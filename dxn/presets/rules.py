@@ -269,6 +269,7 @@ def _for_objects(height: int, width: int, facts: Facts) -> dict[str, Any]:
     longer, smallest = max(height, width), min(facts.object_size)
     if max(facts.object_size) <= 1:
         smallest = min(facts.object_size[0] * height, facts.object_size[1] * width)
+    smallest = max(smallest, 1.0)  # a box can have no size
     largest = min(longer, MAX_SIDE)
     least = min(max(longer * PER_SMALLEST / smallest, MIN_SIDE), largest)
     enough = min(ENOUGH_VIEWS_OF_OBJECTS * facts.rows, ENOUGH_PICTURES)

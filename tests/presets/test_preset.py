@@ -416,6 +416,7 @@ def test_tokens_are_smaller_than_the_objects(shape, size, patch, image_size):
         ((600, 700), 0.1, 8, 112),  # 32 pixels of the shorter side
         ((0.6, 0.35), 0.1, 8, 112),
         ((60, 70), 0.1, 16, 320),  # small objects need all pixels
+        ((0, 70), 0.1, 16, 320),  # most boxes are lines or points
     ],
 )
 def test_pictures_with_objects_are_smaller_if_time_is_short(size, epochs, patch, image_size):

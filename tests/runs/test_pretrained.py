@@ -139,6 +139,21 @@ def test_one_input_starts_as_with_weights(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("pretrained", "kind"), [("none", "texts"), ("{folder}/bert", "other")], ids=["none", "bert"]
+)
+def test_a_published_reader_of_texts_is_trusted_like_other_models(
+    folder, tmp_path, monkeypatch, pretrained, kind
+):
+    kinds = []
+    monkeypatch.setattr(
+        "dxn.stacking.train.fit_mix", lambda *_, inputs, **__: kinds.append(inputs) or (0.5, 0.5)
+    )
+    options = [f"pretrained={{text: {pretrained.format(folder=folder)}}}", "baseline=auto"]
+    train(folder, tmp_path / "run", *ONE_TEXT, *options, "trainer.epochs=1", "report=false")
+    assert kinds == [kind]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["pretrained.photos=vit"], "pretrained.photos: no input has this name or modality; the"),

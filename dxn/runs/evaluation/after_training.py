@@ -326,13 +326,15 @@ def add_baseline(run: Training, best: Predictor, share: float, *, batch_size: in
     elif choice != "none" and not run.loader.overfit:
         from dxn.stacking.train import train_stack
 
+        # `pretrained` sets it, too: a published encoder of a single input is the backbone.
+        is_published = bool(run.plan.config["weights"]["source"])
         stack = train_stack(
             best.model,
             best.task,
             best.task_samples(run.splits["train"].with_values),
             run.validation_samples(best.task, values=True),
             batch_size=batch_size,
-            starts_trained=run.starts_trained,
+            starts_trained=run.starts_trained or is_published,
             share=share,
             say=print_line,
         )
