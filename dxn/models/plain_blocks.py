@@ -1,7 +1,7 @@
 """The blocks of a model that is only used, computed without calls of their modules.
 
 For a few tokens, calling the 13 modules of a block takes as long as its matrix products. The blocks
-here have the same operations on the same weights, so that their results are the same numbers.
+here have the same operations in the same order, so that their results are the same numbers.
 """
 
 from __future__ import annotations
@@ -10,36 +10,32 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.models.attention import attend
+from dxn.models.attention import Attention, attend
 from dxn.models.blocks import Block, Mlp
 
-# Weight and bias.
-Linear = tuple[Tensor, Tensor | None]
-# Shape, weight, bias and eps.
-Norm = tuple[tuple[int, ...], Tensor, Tensor | None, float]
+Layer = Callable[[Tensor], Tensor]
 
 
 class PlainBlock(NamedTuple):
-    """The weights of a block with layer norms, and an MLP that is not gated.
+    """The methods `forward` of the layers of a block with two branches.
 
     Attributes:
         pre_norm: Whether the norms come before the branches, or after the sums.
         heads: Number of heads of the queries, keys and values.
-        act: Activation of the MLP.
+        act: Activation of the MLP, which is not gated.
     """
 
     pre_norm: bool
     heads: tuple[int, int, int]
-    attn_norm: Norm
-    qkv: Linear
-    proj: Linear
-    mlp_norm: Norm
-    up: Linear
-    act: Callable[[Tensor], Tensor]
-    down: Linear
+    attn_norm: Layer
+    qkv: Layer
+    proj: Layer
+    mlp_norm: Layer
+    up: Layer
+    act: Layer
+    down: Layer
 
     def __call__(self, x: Tensor, shape: torch.Size, causal: bool) -> Tensor:
         """Apply the block to x (B N, D), the tokens of samples without padding, see `Block`.
@@ -49,23 +45,23 @@ class PlainBlock(NamedTuple):
             shape: (B, N).
             causal: Each token attends only to itself and the tokens before it.
         """
-        y = torch.layer_norm(x, *self.attn_norm) if self.pre_norm else x
-        parts = F.linear(y, *self.qkv).view(*shape, sum(self.heads), -1).transpose(1, 2)
+        y = self.attn_norm(x) if self.pre_norm else x
+        parts = self.qkv(y).view(*shape, sum(self.heads), -1).transpose(1, 2)
         q, k, v = parts.split_with_sizes(self.heads, 1)
         y = attend(q, k, v, causal=causal).transpose(1, 2).flatten(2).flatten(0, 1)
-        x = x + F.linear(y, *self.proj)
+        x = x + self.proj(y)
         if not self.pre_norm:
-            x = torch.layer_norm(x, *self.attn_norm)
-        y = torch.layer_norm(x, *self.mlp_norm) if self.pre_norm else x
-        x = x + F.linear(self.act(F.linear(y, *self.up)), *self.down)
-        return x if self.pre_norm else torch.layer_norm(x, *self.mlp_norm)
+            x = self.attn_norm(x)
+        y = self.mlp_norm(x) if self.pre_norm else x
+        x = x + self.down(self.act(self.up(y)))
+        return x if self.pre_norm else self.mlp_norm(x)
 
 
 class PlainBlocks:
     """All blocks of a backbone.
 
     Args:
-        blocks: Their weights.
+        blocks: The blocks.
         causal: See `PlainBlock`.
         hooks: Hooks of their modules. With any hook, the modules have to be called.
     """
@@ -94,42 +90,33 @@ def plain_blocks(blocks: Iterable[nn.Module], *, causal: bool) -> PlainBlocks | 
     plain: list[PlainBlock] = []
     hooks: list[dict[int, Any]] = []
     for block in blocks:
-        weights = _plain_block(block)
-        if weights is None:
+        made = _plain_block(block)
+        if made is None:
             return None
-        plain.append(weights)
+        plain.append(made)
         for module in block.modules():
             hooks += [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
     return PlainBlocks(plain, causal, hooks)
 
 
 def _plain_block(block: Any) -> PlainBlock | None:
-    if type(block) is not Block or type(block.mlp) is not Mlp:
+    # Only these classes themselves: a subclass may compute something else.
+    parts = (block, Block), (block.attn, Attention), (block.mlp, Mlp)
+    if any(type(module) is not kind for module, kind in parts):
         return None
     attn, mlp = block.attn, block.mlp
     rest = block.attn_out, block.mlp_out, attn.q_norm, attn.k_norm
-    norms = block.attn_norm, block.mlp_norm
-    layers = attn.qkv, attn.proj, mlp.up, mlp.down
-    # Only these classes themselves: a subclass may compute something else.
-    has_others = any(
-        type(module) is not kind
-        for kind, modules in ((nn.Identity, rest), (nn.LayerNorm, norms), (nn.Linear, layers))
-        for module in modules
-    )
-    if has_others or block.cross is not None or attn.score is not None or mlp.gated:
+    has_rest = any(type(module) is not nn.Identity for module in rest)
+    if has_rest or block.cross is not None or attn.score is not None or mlp.gated:
         return None
     return PlainBlock(
         block.pre_norm,
         attn.heads,
-        attn_norm=_norm(block.attn_norm),
-        qkv=(attn.qkv.weight, attn.qkv.bias),
-        proj=(attn.proj.weight, attn.proj.bias),
-        mlp_norm=_norm(block.mlp_norm),
-        up=(mlp.up.weight, mlp.up.bias),
+        attn_norm=block.attn_norm.forward,
+        qkv=attn.qkv.forward,
+        proj=attn.proj.forward,
+        mlp_norm=block.mlp_norm.forward,
+        up=mlp.up.forward,
         act=mlp.act,
-        down=(mlp.down.weight, mlp.down.bias),
+        down=mlp.down.forward,
     )
-
-
-def _norm(norm: Any) -> Norm:
-    return norm.normalized_shape, norm.weight, norm.bias, norm.eps

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
 from dxn.models import Backbone
-from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
+from dxn.models.blocks import BlockOptions, Mlp, NormOptions, PositionOptions
+from dxn.models.inference import LowLinear
 from dxn.viz.rollout import recorded
 
 B, N, D = 2, 7, 12
@@ -24,6 +24,7 @@ def prepared(**options) -> Backbone:
         {},
         {"norm": NormOptions(place="post")},
         {"causal": True},
+        {"norm": NormOptions(kind="rms", input_norm=False)},
         {"block": BlockOptions(bias=False)},
         {"block": BlockOptions(mlp="relu", num_kv_heads=2, head_dim=5, hidden_dim=17)},
     ],
@@ -41,7 +42,6 @@ def test_plain_blocks_give_the_same_numbers_as_modules(options, part):
 @pytest.mark.parametrize(
     "options",
     [
-        {"norm": NormOptions(kind="rms")},
         {"norm": NormOptions(place="both")},
         {"block": BlockOptions(mlp="swiglu")},
         {"block": BlockOptions(qk_norm=True)},
@@ -56,9 +56,24 @@ def test_blocks_with_further_parts_keep_their_modules(options):
     assert prepared(**options).plain is None
 
 
-def test_replaced_layers_keep_the_modules():
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_layers_for_inference_give_the_same_numbers_as_modules(place):
+    backbone = Backbone(D, depth=2, num_heads=4, norm=NormOptions(place=place)).eval()
+    for block in backbone.blocks:
+        block.mlp.down = LowLinear(block.mlp.down.to(torch.bfloat16))
+    x = torch.randn(B, N, D)
+    expected = backbone.run(x, MASK)
+    backbone.prepare()
+    assert backbone.plain is not None
+    assert torch.equal(expected, backbone.run(x, MASK))
+
+
+def test_other_classes_of_layers_keep_their_modules():
+    class OtherMlp(Mlp):
+        pass
+
     backbone = Backbone(D, depth=1, num_heads=4).eval()
-    backbone.blocks[0].mlp.up = nn.Sequential(backbone.blocks[0].mlp.up)
+    backbone.blocks[0].mlp = OtherMlp(D)
     backbone.prepare()
     assert backbone.plain is None
 
