@@ -18,9 +18,10 @@ SIZES = {
 }
 RATE = 16000
 # Largest difference allowed. AST's extractor calls torchaudio's Kaldi filters, which subtract the
-# mean of a window before the pre-emphasis, and dxn after it: up to 8e-6 was seen. Whisper's computes its mel filters in float64, dxn in float32: up to 3e-6 was
-# seen with 80 bins, and 1.6e-5 with 128.
-AST_TOLERANCE = 5e-5
+# mean of a window before the pre-emphasis, and dxn after it: up to 8e-6 was seen, and 4e-4 in bins
+# of a tone that have hardly any energy. Whisper's computes its mel filters in float64, dxn in
+# float32: up to 3e-6 was seen with 80 bins, and 1.6e-5 with 128.
+AST_TOLERANCE = 5e-4
 WHISPER_TOLERANCE = 5e-5
 # Samples: one window, odd numbers, one second and one sample more or less, and more than either
 # model takes.
