@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +167,10 @@ def reading_node(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def notes_on_crops(
-    config: Mapping[str, Any], kind: AnswerKind | None, readers: Mapping[str, Reader]
+    config: Mapping[str, Any],
+    kind: AnswerKind | None,
+    readers: Mapping[str, Reader],
+    keys: Container[str],
 ) -> list[str]:
     """Say which adapters cut off parts of pictures that have answers.
 
@@ -175,13 +178,15 @@ def notes_on_crops(
         config: The configuration.
         kind: What a row gets.
         readers: The readers of the inputs, by the key of their adapter in the configuration.
+        keys: Keys of adapters that the user can set. That of a column with its own encoder is new,
+            and gets the options of its modality.
     """
     if kind not in OF_PARTS:
         return []
     nodes = {key: reading_node(config["adapters"][key]) for key in readers}
     return [
-        f"adapters.{key}.resize.mode={CROP} cuts off the borders of pictures, in which nothing is "
-        "found; set stretch, or within"
+        f"adapters.{key if key in keys else MODALITY}.resize.mode={CROP} cuts off the borders of "
+        "pictures, in which nothing is found; set stretch, or within"
         for key, node in nodes.items()
         if readers[key].modality == MODALITY and (node.get("resize") or {}).get("mode") == CROP
     ]

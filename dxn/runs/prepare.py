@@ -371,7 +371,7 @@ def prepare(
             )
         )
     used = {key: readers[key] for key in dict.fromkeys(option_keys.values())}
-    notes += notes_on_crops(config, task.answer_kind, used)
+    notes += notes_on_crops(config, task.answer_kind, used, settings.values["adapters"])
     # Again, because the targets can choose the task, and the preset other options.
     check_combinations(config, task, trust, ensemble=members)
     minutes = config["trainer"].get("max_minutes")

@@ -184,8 +184,9 @@ def test_an_encoder_that_cannot_be_downloaded_is_refused_in_one_line(
     assert "pretrained.image: the local cache has no copy of" in lines(capsys)
 
 
-def test_a_note_says_that_borders_are_cut_off_without_the_preset(folder, tmp_path, capsys):
-    options = ["preset=plain", "data.text=[]", f"weights={folder}/encoder", "report=false"]
+@pytest.mark.parametrize("option", ["weights", "pretrained.photo"])
+def test_a_note_says_that_borders_are_cut_off_without_the_preset(option, folder, tmp_path, capsys):
+    options = ["preset=plain", "data.text=[]", f"{option}={folder}/encoder", "report=false"]
     train(folder, tmp_path / "run", "masks.csv", "target=mask", *options)
     note = "note: adapters.image.resize.mode=crop cuts off the borders of pictures"
     assert note in lines(capsys)
