@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dxn.core.display import count
 from dxn.core.randomness import evenly_spaced
 from dxn.presets.rules import Advice, Facts
-from dxn.tasks.forecast.futures import Future
+from dxn.tasks.forecast.futures import Future, seasonal_naive
 from dxn.tokenize.patches import CellPatches
 
 MAX_WINDOWS = 200  # of which the simple forecasts are compared
@@ -53,7 +55,8 @@ class Frames:
     def about(self) -> str:
         """What is known, in words."""
         height, width = self.size
-        return f"{self.context} frames of {height}×{width} cells, {self.horizon} to predict"
+        read = count(self.context, "frame")
+        return f"{read} of {height}×{width} cells, {self.horizon} to predict"
 
 
 def read_frames(histories: Sequence[Any], futures: Sequence[Any]) -> Frames | None:
@@ -72,7 +75,9 @@ def read_frames(histories: Sequence[Any], futures: Sequence[Any]) -> Frames | No
     errors: dict[str, list[float]] = {"last": [], "mean": []}
     for history, future in chosen:
         past = history.flatten(1)
-        for name, forecast in (("last", past[-1]), ("mean", past.nanmean(0))):
+        # As the head does: of a cell that the last frame lacks, the last known value.
+        last = seasonal_naive(past, 1, 1)
+        for name, forecast in (("last", last), ("mean", past.nanmean(0))):
             errors[name].append(float((future.values - forecast).square().nanmean()))
     # A window can have no cell with a history and a future.
     means = {name: float(torch.tensor(each).nanmean()) for name, each in errors.items()}
@@ -96,10 +101,10 @@ def advise_frames(frames: Frames, facts: Facts, key: str) -> list[Advice]:
         sizes.append(2 * sizes[-1])
 
     def suffices(size: int) -> bool:
-        count = len(CellPatches(frames.size, size))
+        patches = len(CellPatches(frames.size, size))
         per_place = num_past + -(-frames.horizon // patch_size)
-        fitting = facts.epochs_within_limit(GRID_COST * count * per_place)
-        return count <= MANY_PATCHES and fitting >= ENOUGH_EPOCHS
+        fitting = facts.epochs_within_limit(GRID_COST * patches * per_place)
+        return patches <= MANY_PATCHES and fitting >= ENOUGH_EPOCHS
 
     cells = next((size for size in sizes if suffices(size)), sizes[-1])
     # A token reads as many cells beyond each side of its patch, and whether each one is known.
@@ -111,8 +116,13 @@ def advise_frames(frames: Frames, facts: Facts, key: str) -> list[Advice]:
     best = min(frames.errors, key=frames.errors.__getitem__)
     names = {"last": "the last frame", "mean": "the mean of the read frames"}
     other = next(name for name in frames.errors if name != best)
+    if math.isnan(frames.errors[best]):
+        return advice
+    # Equal errors are those of a single frame, or of frames that do not change.
+    is_nearer = frames.errors[best] < frames.errors[other]
     reason = (
-        f"{names[best]} is nearer to the next ones than {names[other]}, mean squared errors "
+        f"{names[best]} is {'nearer' if is_nearer else 'as near'} to the next ones "
+        f"{'than' if is_nearer else 'as'} {names[other]}, mean squared errors "
         f"{frames.errors[best]:.3g} and {frames.errors[other]:.3g}"
     )
     return [*advice, Advice("head.residual", best, reason)]

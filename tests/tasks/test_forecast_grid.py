@@ -317,6 +317,27 @@ def test_the_preset_adds_the_output_to_the_nearer_simple_forecast():
     assert advised(noise.nan_to_num().cumsum(0))["head.residual"] == "last"
 
 
+def residual(histories, futures):
+    found = read_frames(histories, futures)
+    assert found is not None
+    advice = advise_frames(found, Facts(100, 1, 1), "series")
+    return next((each for each in advice if each.key == "head.residual"), None)
+
+
+def test_the_simple_forecasts_of_the_preset_are_those_of_the_head():
+    frames = torch.randn(60, 4, 6, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    histories, futures = windows(frames)
+    histories = [torch.cat([x[:-1], torch.full_like(x[-1:], torch.nan)]) for x in histories]
+    found = residual(histories, futures)
+    # The last known value of a cell.
+    assert found is not None and found.value == "last" and "nan" not in found.reason
+    found = residual(*windows(frames, context=1))
+    assert found is not None and found.value == "last"
+    assert "the last frame is as near to the next ones as the mean" in found.reason
+    unknown = [torch.full_like(history, torch.nan) for history in histories]
+    assert residual(unknown, futures) is None
+
+
 def test_the_patches_of_a_grid_are_as_small_as_the_time_allows():
     frames = torch.zeros(20, 40, 24)
     options = advised(frames)
