@@ -3,7 +3,7 @@ PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := .venv/bin
 
-.PHONY: demo test test-all check format docs site bench clean
+.PHONY: demo test test-all check format docs site wheel bench clean
 
 demo: dxn/conf/signatures.json ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
@@ -27,6 +27,10 @@ docs: .venv/ready ## write docs/config.md, which lists all options
 
 site: .venv/ready ## write the documentation as a site to the folder site
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
+
+# The build has no torch, so it cannot write the signatures itself.
+wheel: dxn/conf/signatures.json ## build the package to the folder dist
+	$(UV) build --wheel
 
 # The group dev includes the group bench. DATA=DIR adds the rows of whole runs, see benchmarks/speed/bench.py.
 bench: .venv/ready ## compare the speed with that of other libraries; writes BENCHMARKS.md

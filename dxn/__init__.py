@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor
     from dxn.runs.saved.loading import from_public
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Model",
     "Predictor",

@@ -235,6 +235,5 @@ def _require_libraries() -> None:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"serve: needs {', '.join(missing)}, which is not installed; run "
-            "pip install 'dxn[serve]'"
+            f"serve: packages not installed: {', '.join(missing)}; run pip install 'dxn[serve]'"
         )

@@ -278,6 +278,9 @@ SLOW = ("torch", "matplotlib", "pyarrow", "torchaudio", "numpy")
 
 
 SMALL_COMMANDS = [
+    ["--version"],
+    ["--completion", "bash"],
+    ["--complete", "dxn train backbone=gr"],
     ["help"],
     ["train", "--help"],
     ["help", "data=table"],
