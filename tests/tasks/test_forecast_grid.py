@@ -294,6 +294,19 @@ def test_a_deterministic_shift_is_learned(tmp_path, monkeypatch):
     assert metrics["test/skill"] > 0.3
 
 
+def test_sentences_about_sparse_frames_are_true(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    frames = np.random.default_rng(0).standard_normal((48, 3, 4)).astype(np.float32).cumsum(0)
+    frames[::2] = np.nan
+    np.save("sparse.npy", frames)
+    options = ["data.horizon=2", "data.stride=2", "trainer.epochs=1", "baseline=none", *SMALL]
+    train(tmp_path / "r", "sparse.npy", *options)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(the context is twice the horizon, or the frames before it if they are fewer)" in out
+    # The scale of a cell needs two consecutive values. A forecast has no classes.
+    assert "note: mase is not defined for these rows written" in out
+
+
 def windows(frames, horizon=3, context=5):
     """The histories and the futures of all windows of one sequence (T, H, W)."""
     starts = range(context, len(frames) - horizon + 1)

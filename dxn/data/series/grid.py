@@ -70,10 +70,14 @@ def grid(
     reasons: list[str] = []
     if horizon is None:
         horizon = max(1, min(steps // MIN_HORIZONS, MAX_HORIZON))
-        reasons.append(f"the horizon is a quarter of {steps:,} time steps, at most {MAX_HORIZON}")
+        reasons.append(
+            f"the horizon is a quarter of {count(steps, 'time step')}, from 1 to {MAX_HORIZON}"
+        )
     if context is None:
         context = min(CONTEXT_HORIZONS * horizon, max(steps - horizon, 1))
-        reasons.append("the context is twice the horizon, if there are enough")
+        reasons.append(
+            "the context is twice the horizon, or the frames before it if they are fewer"
+        )
     for name, value in (("horizon", horizon), ("context", context), ("stride", stride)):
         if value < 1:
             raise UserError(f"data.{name}: must be at least 1, got {value}")

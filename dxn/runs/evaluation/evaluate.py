@@ -272,9 +272,13 @@ def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) 
     if not names or not last.truths:
         return
     values = {str(true) if isinstance(true, Described) else repr(true) for true in last.truths}
-    reason = f"all targets are {values.pop()}" if len(values) == 1 else "no row has the class"
+    reason = ""
+    if len(values) == 1:
+        reason = f": all targets are {values.pop()}"
+    elif task.target.labels:
+        reason = ": no row has the class"
     are = "is" if len(names) == 1 else "are"
-    print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
+    print_line(f"note: {', '.join(names)} {are} not defined for these rows{reason}")
 
 
 def _chosen(
