@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.tasks import adapters_stub
 
+from dxn.cli import main
 from dxn.tasks import Contrastive
 from dxn.tasks.contrastive import simple
 from dxn.tasks.contrastive.search import MISSING, Embedded
@@ -115,3 +116,15 @@ def test_many_rows_have_fewer_queries_and_too_many_have_no_method(monkeypatch, c
     monkeypatch.setattr(simple, "MAX_ROWS", 39)
     assert not figures(train, train)
     assert "40 rows, which are more than 39" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fractions", "has_methods"), [("[0.6,0.2,0.2]", True), ("[1,0,0]", False)], ids=["test", "all"]
+)
+def test_training_rows_are_not_looked_up_in_themselves(fractions, has_methods, tmp_path, capsys):
+    rows = [f"w{i} a{i % 5},b{i % 5} v{i}" for i in range(40)]
+    (tmp_path / "texts.csv").write_text("\n".join(["en,de", *rows]))
+    options = [f"data.fractions={fractions}", "head=contrastive", "pretrained=none", "dim=16"]
+    options += ["preset=plain", "backbone.depth=1", "trainer.epochs=1", "report=false"]
+    assert main(["train", str(tmp_path / "texts.csv"), *options, f"run={tmp_path}/run"]) == 0
+    assert (COUNTERPART in capsys.readouterr().out) == has_methods

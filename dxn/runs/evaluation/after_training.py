@@ -71,6 +71,8 @@ def evaluate(
     only, max_samples, notes = _what_fits(
         run, best, data, limit, limit.of_evaluation(state.elapsed + took), batch_size
     )
+    # Simple methods would look up the answers to rows that they have learned from.
+    has_simple = run.settings.values["baseline"] != "none" and split != "train"
     # These are figures of all rows, with which those of some rows cannot be compared.
     frozen = run.plan.frozen if max_samples is None else {}
     evaluated = evaluate_subsets(
@@ -81,7 +83,7 @@ def evaluate(
         only=only,
         max_samples=max_samples,
         further=frozen,
-        train=None if run.settings.values["baseline"] == "none" else run.splits["train"],
+        train=run.splits["train"] if has_simple else None,
         share=limit.share_of_methods,
     )
     if evaluated is None:
