@@ -15,6 +15,7 @@ import functools  # noqa: E402
 import gc  # noqa: E402
 import hashlib  # noqa: E402
 import pickle  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
@@ -89,6 +90,21 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedRun
     trained = TrainedRuns(tmp_path_factory.mktemp("trained"))
     yield trained
     trained.check_unchanged()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The Chromium of the system, which needs no display."""
+    api = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs chromium")
+    # A microphone that beeps, and no question whether a page may use it.
+    flags = [f"--use-fake-{name}-for-media-stream" for name in ("device", "ui")]
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *flags])
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from dxn.viz import media as parts
 from dxn.viz.drawers import Shown
 
 WRITES_REPORTS = True  # see conftest.py
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NASTY = "</script><script>alert('x')</script> & \"quoted\" <img src=x onerror=alert(1)>"
 EPOCH = "trainer.epochs=1"
 ONLY_IMAGE = ["adapters=[image]", "adapters.image.patch_size=8", "adapters.image.stride=null"]
@@ -495,18 +494,6 @@ def test_a_page_of_large_pictures_stays_below_its_limit(tmp_path):
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium, which needs no display."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])

@@ -1,39 +1,19 @@
 """The page of dxn serve, in the Chromium of the system."""
 
-import io
 import json
 import shutil
 import subprocess
-from contextlib import contextmanager
 
 import pytest
+from helpers.browser import page_of, picture
 from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import server_of
 from helpers.shades import train_any, train_codec
-from PIL import Image
 
 import dxn
 from dxn.serve.command import read_examples
 
-CHROMIUM = shutil.which("chromium")
 KEY = "a-key-of-this-test"
-# A microphone that beeps, and no question whether the page may use it.
-FLAGS = [
-    "--no-sandbox",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
-]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +33,9 @@ def writer(trained_run):
     return dxn.load(trained_run("lines"))
 
 
-@contextmanager
-def page_of(browser, url, **options):
-    """A page without errors in its console."""
-    with browser.new_context(permissions=["microphone"], **options) as context:
-        page = context.new_page()
-        problems = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
-        page.goto(url)
-        page.wait_for_selector("main:not([hidden])")
-        yield page
-        assert problems == []
-
-
 def wait_for_answer(page):
     page.wait_for_selector("#answer .answer")
     page.wait_for_selector("#stop[hidden]", state="attached")
-
-
-def picture():
-    file = io.BytesIO()
-    Image.new("RGB", (30, 20), (200, 30, 30)).save(file, "PNG")
-    return {"name": "red.png", "mimeType": "image/png", "buffer": file.getvalue()}
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +153,7 @@ def test_a_dropped_and_a_pasted_picture_are_taken(browser, digits):
 
 
 def test_a_recorded_sound_is_answered(browser, digits):
-    with page_of(browser, digits) as page:
+    with page_of(browser, digits, permissions=["microphone"]) as page:
         page.get_by_role("button", name="Record").click()
         page.get_by_role("button", name="Stop recording").wait_for()
         page.wait_for_timeout(400)

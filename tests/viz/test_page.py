@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -345,16 +344,6 @@ def test_the_page_has_what_a_written_answer_reads_by_block_and_head(tmp_path, mo
     np.testing.assert_allclose(unpacked(data["maps"][0]), mean, rtol=0, atol=1 / 509)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        path = shutil.which("chromium")
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
 def opened(browser, path):
     page = browser.new_page()
     errors = []
@@ -364,10 +353,6 @@ def opened(browser, path):
     return page
 
 
-needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-
-
-@needs_chromium
 def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path, browser):
     coords = torch.tensor([[[0.0, 1], [1, 2]]])
     spans = (Span("title", "text", 0, 2, coords), Span("body", "text", 2, 4, coords))
@@ -383,7 +368,6 @@ def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path,
     assert reads.startswith("title 49%, body 51%. ")
 
 
-@needs_chromium
 def test_special_tokens_with_most_of_the_attention_leave_the_words_their_colors(tmp_path, browser):
     nan = math.nan
     coords = torch.tensor([[[nan, nan], [0.0, 1], [1, 2]]])
@@ -399,7 +383,6 @@ def test_special_tokens_with_most_of_the_attention_leave_the_words_their_colors(
     assert len({*colors}) == 3
 
 
-@needs_chromium
 def test_each_head_has_a_map_of_its_own_that_a_click_enlarges(tmp_path, browser):
     n = 7
     write(maps_of(n), text_tokens(n), [*"abcdefg"], {"text": text("x" * n)}, tmp_path / "a.html")
@@ -427,7 +410,6 @@ def written_page(path, inputs, tokens, names, words, weights):
     write([], tokens, names, inputs, path, written=(words, weights))
 
 
-@needs_chromium
 def test_a_translation_has_its_alignment(tmp_path, browser):
     weights = torch.full((1, 1, 3, 4), 0.1)
     for row, column in enumerate((3, 0, 2)):
@@ -446,7 +428,6 @@ def test_a_translation_has_its_alignment(tmp_path, browser):
     assert page.locator("#what").inner_text() == "What “y” attends to"
 
 
-@needs_chromium
 def test_a_caption_has_the_picture_with_the_attended_cells_for_each_word(tmp_path, browser):
     cells = [(y, x, y + 5, x + 5) for y in (0, 5) for x in (0, 5)]
     span = Span("photo", "image", 0, 4, torch.tensor([cells], dtype=torch.float32))
