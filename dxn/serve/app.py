@@ -23,6 +23,7 @@ from dxn.runs.predictor.writing import Text
 from dxn.serve import openai, schema
 from dxn.serve.answers import Refusal, error_answer, event_stream, json_answer, while_connected
 from dxn.serve.body import check_count, read_body
+from dxn.serve.conversation import has_conversation_page
 from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
@@ -77,6 +78,7 @@ def make_app(
     app.state.service = service
     writer = service.operations.writer
     facts = schema.facts_of(predictor, writer, name)
+    main_page = "chat.html" if has_conversation_page(predictor, writer) else "index.html"
 
     def post(path: str, answer: Callable[[Request, Any], Any]) -> None:
         body_model = schema.make_body(path, predictor, options, writer)
@@ -161,7 +163,7 @@ def make_app(
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+        return FileResponse(STATIC / main_page, headers={"Cache-Control": "no-cache"})
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

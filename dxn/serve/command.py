@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from dxn.runs.evaluation.data import rows_of_run
 from dxn.runs.folder import name_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Writer
+from dxn.serve.conversation import example_messages, has_conversation_page
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.serve.prepare import takes_text
 from dxn.tokenize.base import BadMedia, Tokenizer
@@ -137,15 +138,24 @@ def read_examples(
 
     Returns:
         Of each row, the "texts" of the inputs that can be written as a text, the contents of the
-        "files" of the others, both by input name, and the "target" as a text ("": none).
+        "files" of the others, both by input name, and the "target" as a text ("": none). For a
+        model of conversations, the "messages" before the last answer instead of texts.
 
     Raises:
         UserError: If the data of the run cannot be read.
     """
     # A folder from an untrusted source could name any file as its data, see SECURITY.md.
     rows = rows_of_run(predictor, run, advice="examples=0 hides this line", trust=trust)
-    examples = [_example(rows, row, predictor) for row in spaced_rows(len(rows), count)]
-    if Writer(predictor.model, predictor.task).takes_prompt:
+    chosen = spaced_rows(len(rows), count)
+    examples = [_example(rows, row, predictor) for row in chosen]
+    writer = Writer(predictor.model, predictor.task)
+    if has_conversation_page(predictor, writer):
+        assert writer.language is not None
+        cells = [rows.cells[writer.language.name][row] for row in chosen]
+        pairs = zip(cells, examples, strict=True)
+        conversations = [_conversation(cell, each["files"], predictor) for cell, each in pairs]
+        return [conversation for conversation in conversations if conversation is not None]
+    if writer.takes_prompt:
         # The start of a text, without a part of a word.
         for example in examples:
             for name, text in example["texts"].items():
@@ -169,6 +179,17 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
     target = rows.cells[TARGET][row] if TARGET in rows.cells else None
     shown = "" if target is None else target_text(target)[:MAX_NAME]
     return {"texts": texts, "files": files, "target": shown}
+
+
+def _conversation(
+    cell: Any, files: Mapping[str, bytes], predictor: Predictor
+) -> dict[str, Any] | None:
+    """Return a conversation with its files by input. None: the page cannot show it."""
+    types = {predictor.tokenizers[name].modality: name for name in files}
+    if (found := example_messages(cell, types, MAX_TEXT)) is None:
+        return None
+    messages, target = found
+    return {"messages": messages, "files": files, "target": target}
 
 
 def _text_of(cell: Any, prepare: Tokenizer) -> str | None:

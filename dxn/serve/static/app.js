@@ -1,5 +1,6 @@
 // The page of dxn serve. It has no build step, and uses only files of this server.
 import { showAnswer, showGenerated } from "./answer.js";
+import { connect, takeFiles } from "./connect.js";
 import { curlOf, pythonOf } from "./code.js";
 import { at, make, plain } from "./elements.js";
 import { makeField } from "./fields.js";
@@ -15,18 +16,8 @@ let options = [];  // the options of the model, as above
 let fields = [];
 let running = null;  // the AbortController of the current request
 
-async function start() {
-  let answer;
-  try {
-    answer = await request("model");
-  } catch (error) {
-    return fail(error);
-  }
-  at("key-form").hidden = true;
+function start(answer) {
   model = answer;
-  at("name").textContent = plain(model.name || "dxn");
-  at("about").textContent = plain(model.about);
-  document.title = `${model.name || "model"} · dxn`;
   fields = model.inputs.map(input => makeField(at("fields"), input, update));
   if (model.generates) addOptions();
   at("attend").parentElement.hidden = !attends();
@@ -34,19 +25,7 @@ async function start() {
   for (const name of model.encoders) make(at("encoder"), "option", plain(`inside the encoder of ${name}`), { value: name });
   model.examples.forEach(addExample);
   at("examples").hidden = !model.examples.length;
-  at("main").hidden = false;
   update();
-}
-
-function fail(error) {
-  if (error.status === 401) {
-    at("key-problem").textContent = sessionStorage.getItem("key") ? error.message : "";
-    at("key-form").hidden = false;
-    at("about").textContent = "";
-    at("key").focus();
-  } else {
-    at("about").textContent = error.message;
-  }
 }
 
 // The attention of these models does not belong to one answer.
@@ -210,18 +189,7 @@ at("clear").addEventListener("click", () => {
 at("form").addEventListener("keydown", event => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
 });
-at("key-form").addEventListener("submit", event => {
-  event.preventDefault();
-  sessionStorage.setItem("key", at("key").value.trim());
-  start();
-});
-document.addEventListener("paste", event => {
-  const file = event.clipboardData?.files[0];
-  const field = file && fields.find(each => each.accepts(file));
-  if (field) { event.preventDefault(); field.setFile(file); }
-});
-// A file that misses its field would otherwise replace the page.
-for (const kind of ["dragover", "drop"]) document.addEventListener(kind, event => event.preventDefault());
+takeFiles(file => fields.find(each => each.accepts(file)));
 for (const button of document.querySelectorAll(".copy")) {
   button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(at(button.dataset.copies).textContent);
@@ -229,4 +197,4 @@ for (const button of document.querySelectorAll(".copy")) {
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 }
-start();
+connect(start);

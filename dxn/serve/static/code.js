@@ -34,6 +34,12 @@ export function curlOf(url, values, options, needsKey) {
   return [...downloads(values, needsKey), parts.join(" \\\n  ")].join("\n");
 }
 
+// A request with its whole body, in which a file is shortened.
+export function curlOfBody(url, body, needsKey) {
+  const content = JSON.stringify(body, (_, value) => typeof value === "string" ? shortened(value) : value);
+  return [`curl ${url}`, ...(needsKey ? [KEY] : []), `-d ${quoted(content)}`].join(" \\\n  ");
+}
+
 export function pythonOf(url, values, options, needsKey) {
   const lines = [...downloads(values, needsKey).map(line => `# ${line}`), ...(needsKey ? ["import os", ""] : []), "import requests", ""];
   const key = needsKey ? '    headers={"Authorization": f"Bearer {os.environ[\'DXN_API_KEY\']}"},\n' : "";
