@@ -361,11 +361,11 @@ def test_a_predictor_on_a_gpu_uses_graphs(monkeypatch):
     names = ["text", "image"]
     model = model_of(Classify(), names, ["x", "y", "x", "y"])
     predictor = model.predictor
-    assert predictor.captured() is predictor and "forward" not in model.__dict__
+    assert predictor.optimized() is predictor and "forward" not in model.__dict__
     expected = predictor.predict_many(rows_of(names, 3))
     vectors = predictor.embed(rows_of(names, 3))
     predictor.device = torch.device("cuda")
-    predictor.captured()
+    predictor.optimized()
     predictor.device = torch.device("cpu")
     for _ in range(TRUSTED + 1):
         answers = predictor.predict_many(rows_of(names, 3))

@@ -116,7 +116,7 @@ class Predictor:
         """Return what a notebook shows: the inputs with their columns, and the labels."""
         return notebook_html(self)
 
-    def captured(self) -> Self:
+    def optimized(self) -> Self:
         """Compute batches in less time, if the model is only used.
 
         An NVIDIA GPU computes them as CUDA graphs. A CPU computes blocks without their modules.

@@ -175,4 +175,4 @@ def _classifier(
         columns=columns,
         layout=predictor.layout,
         dtype=predictor.dtype,
-    ).captured()
+    ).optimized()

@@ -190,7 +190,7 @@ def from_public(
             "would be random; train it with dxn train weights=..., or use another checkpoint"
         )
     model = model.to(device).eval()
-    return Predictor(model, task, dtype=set_dtype(model, dtype, weights_dtype)).captured()
+    return Predictor(model, task, dtype=set_dtype(model, dtype, weights_dtype)).optimized()
 
 
 def _build_public(

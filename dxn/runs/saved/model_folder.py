@@ -146,7 +146,7 @@ def load(
         layout=layout,
         dtype=set_dtype(network, dtype, used),
     )
-    return predictor.captured()
+    return predictor.optimized()
 
 
 def _build_network(
