@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.models.attention import Attention, attend
@@ -19,7 +20,7 @@ Layer = Callable[[Tensor], Tensor]
 
 
 class PlainBlock(NamedTuple):
-    """The methods `forward` of the layers of a block with two branches.
+    """What the layers of a block with two branches compute.
 
     Attributes:
         pre_norm: Whether the norms come before the branches, or after the sums.
@@ -112,11 +113,22 @@ def _plain_block(block: Any) -> PlainBlock | None:
     return PlainBlock(
         block.pre_norm,
         attn.heads,
-        attn_norm=block.attn_norm.forward,
-        qkv=attn.qkv.forward,
-        proj=attn.proj.forward,
-        mlp_norm=block.mlp_norm.forward,
-        up=mlp.up.forward,
+        attn_norm=_function(block.attn_norm),
+        qkv=_function(attn.qkv),
+        proj=_function(attn.proj),
+        mlp_norm=_function(block.mlp_norm),
+        up=_function(mlp.up),
         act=mlp.act,
-        down=mlp.down.forward,
+        down=_function(mlp.down),
     )
+
+
+def _function(layer: nn.Module) -> Layer:
+    """Return what a layer computes, without looking up its weights each time."""
+    if type(layer) is nn.Linear:
+        weight, bias = layer.weight, layer.bias
+        return lambda x: F.linear(x, weight, bias)
+    if type(layer) is nn.LayerNorm:
+        shape, scale, shift, eps = layer.normalized_shape, layer.weight, layer.bias, layer.eps
+        return lambda x: torch.layer_norm(x, shape, scale, shift, eps)
+    return layer.forward
