@@ -1,6 +1,6 @@
 """Options that are chosen from the data, unless the user sets them (preset=auto).
 
-The rules are few, and each is printed with its reason. docs/presets.md lists the measurements.
+The rules are few, and each is printed with its reason (docs/presets.md).
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ InputKind = Literal["cells", "texts", "other"]
 
 # The factors of the head and of the baseline that are good without any rows, and the weight of the
 # penalty that pulls the fitted ones to them, in rows. A few rows that all fit are not reason for
-# large changes, above all if later rows come from other speakers or places (docs/presets.md).
+# large changes, above all if later rows come from other speakers or places
+# (benchmarks/studies/presets.md).
 MIX_OF_CLASSES: dict[InputKind, tuple[tuple[float, float], float]] = {
     # Without mixup and augmentation, a model of few cells is more certain than it is right.
     "cells": ((0.5, 0.5), 3.0),
