@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class Span:
     modality: str
     start: int
     stop: int
-    locate: Callable[[], Tensor] | Tensor
-    marks: Tensor | None = None
+    locate: Callable[[], Tensor] | Tensor = field(repr=False)
+    marks: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -116,6 +116,12 @@ class Tokens:
         """Return the matrix (D, N_i) of sample i without padding."""
         return self.matrix[i][:, self.mask[i]]
 
+    def __repr__(self) -> str:
+        """Return the shape of the matrix and the columns of each input, without numbers."""
+        spans = "".join(f", {span.name} {span.start}:{span.stop}" for span in self.spans)
+        batch_size, num_columns, dim = self.x.shape
+        return f"Tokens(B={batch_size}, D={dim}, N={num_columns}{spans})"
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the inputs, and the matrix of the first sample."""
         return notebook_html(self)
@@ -162,7 +168,16 @@ class Tokens:
             rows: (b,). Index in the new batch of each sample, in ascending order. All other
                 samples contain only padding.
             batch_size: Number of samples in the new batch.
+
+        Raises:
+            ValueError: If there is not one row per sample.
         """
+        # An export has other symbols for both numbers.
+        if not torch.compiler.is_compiling() and rows.shape != self.x.shape[:1]:
+            raise ValueError(
+                f"rows must be the index of each of the {self.x.shape[0]} samples in the new "
+                f"batch, got {tuple(rows.shape)}"
+            )
         # Every sample has this input, so the rows are 0, 1, 2, ... and nothing has to be copied.
         if rows.shape[0] == batch_size:
             return self
@@ -197,12 +212,18 @@ def join(parts: Sequence[Tokens]) -> Tokens:
     """Concatenate the columns of several `Tokens` of the same batch.
 
     Raises:
-        ValueError: If `parts` is empty.
+        ValueError: If `parts` is empty, or its batches or widths differ.
     """
     if not parts:
         raise ValueError("nothing to join: pass at least one Tokens")
     if len(parts) == 1:
         return parts[0]  # torch.cat would copy the tensors
+    for part in parts:
+        if part.x.shape[::2] != parts[0].x.shape[::2]:
+            raise ValueError(
+                "all parts must have the same batch size B and width D, got "
+                f"{', '.join(map(repr, parts))}; `spread` adds samples without an input"
+            )
     spans: list[Span] = []
     offset = 0
     for part in parts:

@@ -106,6 +106,27 @@ def test_spans_must_cover_all_columns_in_order(spans, message):
         Tokens(torch.zeros(2, 5, 7), mask, spans)
 
 
+def test_tokens_are_printed_with_their_shape_and_inputs():
+    tokens = join([make("title", (3, 5)), make("photo", (2, 2))])
+    assert repr(tokens) == "Tokens(B=2, D=7, N=7, title 0:5, photo 5:7)"
+    assert repr(tokens.spans[1]) == "Span(name='photo', modality='text', start=5, stop=7)"
+
+
+@pytest.mark.parametrize("other", [make("photo", (2, 2, 3)), make("photo", (2, 2), dim=11)])
+def test_parts_of_other_batches_or_widths_cannot_be_joined(other):
+    message = r"same batch size B and width D, got Tokens\(B=2, D=7, N=5, text 0:5\), Tokens\(B="
+    with pytest.raises(ValueError, match=message):
+        join([make(), other])
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.tensor([0, 2, 4]), torch.tensor([True, True, False, False])]
+)
+def test_spreading_needs_one_row_per_sample(rows):
+    with pytest.raises(ValueError, match="index of each of the 2 samples in the new batch, got"):
+        make().spread(rows, 3)
+
+
 def test_joining_nothing_raises_a_clear_error():
     with pytest.raises(ValueError, match="nothing to join"):
         join([])
