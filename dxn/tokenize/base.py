@@ -26,6 +26,7 @@ from dxn.core.errors import UserError
 from dxn.core.parts import Recorded
 from dxn.core.schema import CheckedMembers
 from dxn.core.tokens import Tokens
+from dxn.core.untrusted import shortened
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
@@ -430,12 +431,28 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         Raises:
             BadMedia: If a cell cannot be read, or has no value.
         """
-        raws = [self.tokenizer.reader.read(cell) for cell in cells]
-        for cell, raw in zip(cells, raws, strict=True):
-            if raw is None:
-                raise BadMedia(f"has no {self.modality} to read, got {cell!r}")
+        # A text is a sequence, too: that of its letters.
+        if isinstance(cells, str | bytes) or len(cells) == 0:
+            received = shortened(cells)
+            raise BadMedia(f"{self.modality}: must be a list of at least one value, got {received}")
+        raws = [self._read(i, cell) for i, cell in enumerate(cells)]
         # Not `batch`, whose coordinates can be NaN.
         return self(self.tokenizer.collate([self.tokenizer(raw) for raw in raws]))
+
+    def _read(self, i: int, cell: Any) -> Any:
+        """Read cell i, counted from 0."""
+        reader = self.tokenizer.reader
+        path = f"{cell} " if reader.is_path(cell) else ""
+        try:
+            raw = None if cell is None else reader.read(cell)
+        except BadMedia as error:
+            raise BadMedia(f"{self.modality} {i + 1}: {path}{error}") from error
+        if raw is None:
+            raise BadMedia(
+                f"{self.modality} {i + 1}: {path}has no value; leave it out, and `spread` the "
+                "tokens over the batch"
+            )
+        return raw
 
     def state(self) -> dict[str, Any]:
         """Return what `fit` learned besides the weights, JSON-serializable."""

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize import ADAPTERS, Adapter, BadMedia, ImageAdapter, Reader, TextAdapter, Tokenizer
+from dxn.tokenize import (
+    ADAPTERS,
+    Adapter,
+    AudioAdapter,
+    BadMedia,
+    ImageAdapter,
+    Reader,
+    TextAdapter,
+    Tokenizer,
+)
 from dxn.tokenize.base import READERS, pad
 
 
@@ -71,6 +80,27 @@ def test_a_modality_with_the_required_members_only_becomes_tokens():
     assert tokens.x.shape == (2, 3, 7) and tokens.mask.sum(1).tolist() == [3, 1]
     with pytest.raises(BadMedia, match="must be a list of numbers, got 'abc'"):
         WaveAdapter(7).tokens(["abc"])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "cells", "message"),
+    [
+        (WaveAdapter(7), [[1], "x"], "^wave 2: must be a list of numbers, got 'x'$"),
+        (WaveAdapter(7), [], r"^wave: must be a list of at least one value, got \[\]$"),
+        (WaveAdapter(7), "1 2", "^wave: must be a list of at least one value, got '1 2'$"),
+        (WaveAdapter(7), [[1], None], "^wave 2: has no value; leave it out, and `spread`"),
+        (ImageAdapter(8), ["no.png"], "^image 1: no.png file not found$"),
+        (
+            ImageAdapter(8),
+            [torch.rand(3, 8, 8)],
+            "; multiply values from 0 to 1 by 255$",
+        ),
+        (AudioAdapter(8), [torch.rand(9)], r"pass a pair such as \(x, 16000\), got only the array"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named(adapter, cells, message):
+    with pytest.raises(BadMedia, match=message):
+        adapter.tokens(cells)
 
 
 def test_every_other_member_has_a_default(tmp_path):

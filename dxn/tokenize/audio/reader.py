@@ -14,6 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import soundfile
 import torch
 from torch import Tensor, nn
@@ -95,6 +96,11 @@ class AudioReader(Reader):
         """
         if isinstance(cell, tuple):
             samples, rate = _from_array(*cell)
+        elif isinstance(cell, np.ndarray | Tensor):
+            raise BadMedia(
+                "an audio array needs its sample rate in hertz: pass a pair such as (x, 16000), "
+                f"got only the array {tuple(cell.shape)}"
+            )
         elif _has_container(cell):
             track = read_sound_track(cell, self.max_seconds)
             if track is None:

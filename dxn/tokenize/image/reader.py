@@ -345,7 +345,8 @@ def pixels_of(source: np.ndarray | Tensor, axes: int, rule: str) -> Tensor:
         pixels = torch.from_numpy(np.require(source, requirements=["C", "W"]))
     assert isinstance(pixels, Tensor)
     if pixels.dtype != torch.uint8 or pixels.ndim not in (axes - 1, axes) or 0 in pixels.shape:
-        raise BadMedia(f"{rule}, got {pixels.dtype} {tuple(pixels.shape)}")
+        hint = "; multiply values from 0 to 1 by 255" if pixels.is_floating_point() else ""
+        raise BadMedia(f"{rule}, got {pixels.dtype} {tuple(pixels.shape)}{hint}")
     return pixels
 
 
