@@ -18,6 +18,7 @@ from dxn.core.dropout import MAX_SEED
 from dxn.core.errors import UserError
 from dxn.core.parts import Recorded, arguments_of, node_of_part
 from dxn.core.schema import validated
+from dxn.core.untrusted import shortened
 from dxn.data.dataset import Samples
 from dxn.data.rows import TARGET
 from dxn.data.token_windows import make_samples
@@ -72,6 +73,11 @@ class Model(models.MultimodalModel):
     ):
         if not inputs:
             raise UserError("inputs: a model needs at least one input, got none")
+        if not isinstance(head, Task):
+            raise UserError(
+                "head: must be a task, such as dxn.tasks.Classify(), got "
+                f"{type(head).__name__}; `make_head` of a task of your own can return this module"
+            )
         dim: int = _first(backbone).dim
         widths = {name: adapter.dim for name, adapter in inputs.items()}
         if {*widths.values()} != {dim}:
@@ -124,6 +130,10 @@ class Model(models.MultimodalModel):
 
     def forward(self, batch: Mapping[str, Any], mixing: Any = None) -> Any:
         """Compute the output of the head for a batch of `collate`, on the device of the model."""
+        if not isinstance(batch, Mapping):
+            raise UserError(
+                f"batch: must be what model.collate(rows) returns, got {shortened(batch)}"
+            )
         return super().forward(self._on_device(batch), mixing)
 
     def collate(self, rows: Sequence[Values]) -> dict[str, Any]:
@@ -186,6 +196,11 @@ class Model(models.MultimodalModel):
         return to_device(dict(batch), next(self.parameters()).device)
 
     def _samples(self, rows: Sequence[Values]) -> Samples:
+        for i, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise UserError(
+                    f"sample {i + 1}: must be a dict with a value per input, got {shortened(row)}"
+                )
         predictor = Predictor(self, self.task, target=TARGET)
         # Seeded by the generator of torch, so that the masks and augmentations of each call differ.
         seed = int(torch.randint(MAX_SEED, ()))

@@ -166,6 +166,7 @@ def test_a_part_of_the_user_is_saved_with_the_arguments_of_its_own_class(tmp_pat
     [
         ({"backbone": Backbone(32, depth=1, num_heads=2)}, "text 16 and backbone 32"),
         ({"inputs": {}}, "at least one input"),
+        ({"head": torch.nn.Linear(16, 2)}, r"head: must be a task, .*, got Linear; `make_head`"),
     ],
 )
 def test_parts_that_do_not_fit(change, message):
@@ -180,6 +181,7 @@ def test_parts_that_do_not_fit(change, message):
         ({"txt": "a cup"}, "has the inputs text, got txt"),
         ({"text": None, "target": "red"}, "sample 1"),
         ({"text": "a cup", "target": "green"}, "'green': not a target"),
+        (("a cup", "red"), r"sample 1: must be a dict .*, got \('a cup', 'red'\)"),
     ],
 )
 def test_a_row_that_cannot_be_read(row, message):
@@ -188,6 +190,8 @@ def test_a_row_that_cannot_be_read(row, message):
     )
     with pytest.raises(dxn.UserError, match=message):
         model.collate([row])
+    with pytest.raises(dxn.UserError, match=r"must be what model\.collate\(rows\) returns"):
+        model([row])
 
 
 def late(names, *, order=None, towers=None, fused=None):
