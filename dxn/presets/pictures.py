@@ -199,14 +199,14 @@ def _pictures(situation: Situation) -> dict[str, Pictures]:
         return {}
     train = situation.source.splits["train"]
     rows = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
-    size = situation.task.object_size(rows.cells.get(TARGET, ()))
+    marked = situation.task.marked(rows.cells.get(TARGET, ()))
     # A checkpoint that finds objects or classes itself knows the size of its pictures.
     of_wholes = [
         reading_node(node).get("resize", {}).get("mode") in WITH_CENTER
         for public in weights.checkpoints
         for node in public.architecture.adapters.values()
     ]
-    if size is None or len(size) != 2 or not any(of_wholes):
+    if marked is None or len(marked.size) != 2 or not any(of_wholes):
         return {}
     found: dict[str, Pictures] = {}
     for key in dict.fromkeys(situation.nodes.values()):
@@ -217,7 +217,7 @@ def _pictures(situation: Situation) -> dict[str, Pictures]:
         names = [name for name in situation.nodes if situation.nodes[name] == key]
         cells = [cell for name in names for cell in rows.cells.get(name, ()) if cell is not None]
         chosen = list(evenly_spaced(cells, MAX_PICTURES))
-        pictures = read_pictures(chosen, reading_node(node), size, kind)
+        pictures = read_pictures(chosen, reading_node(node), marked.size, kind)
         if pictures is not None:
             found[key] = pictures
     return found

@@ -286,13 +286,13 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
             return
     num_files = situation.num_files
     sample = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
-    object_size = None
+    marked = None
     if kind in OF_PARTS:
-        object_size = task.object_size(sample.cells.get(TARGET, ()))
-        if object_size is None:
+        marked = task.marked(sample.cells.get(TARGET, ()))
+        if marked is None:
             return
     rows = source.num_training_rows
-    has_many_values = object_size is not None or kind is AnswerKind.CODES
+    has_many_values = marked is not None or kind is AnswerKind.CODES
     many = rows >= MANY or num_files > 1 or has_many_values
     minutes = minutes or (MANY_MINUTES if many else MINUTES)
     limit = situation.minutes(minutes)
@@ -311,7 +311,8 @@ def _all_advice(situation: Situation, minutes: float | None = None) -> Iterator[
         len(nodes),
         num_files,
         kind=kind,
-        object_size=object_size,
+        object_size=None if marked is None else marked.size,
+        num_classes=0 if marked is None else marked.num_classes,
         minutes=minutes,
         epochs_within_limit=epochs_within_limit,
         has_frames=frames is not None,

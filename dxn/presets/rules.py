@@ -50,6 +50,8 @@ class Facts:
         object_size: Usual height and width of the objects that are to be found, in pixels, or as
             fractions if both are at most 1; or of areas of one class in masks, in pixels; or the
             usual duration of events. None: the targets are none of these.
+        num_classes: Number of classes of pixels that weights can balance, see
+            `dxn.tasks.space.Marked`.
         minutes: Time limit of the training.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
@@ -62,6 +64,7 @@ class Facts:
     prefix: str = ""
     kind: AnswerKind | None = None
     object_size: Sequence[float] | None = None
+    num_classes: int = 0
     minutes: float = 5.0
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
     has_frames: bool = False
@@ -365,6 +368,8 @@ def _advise_masks(
         **channels,
     }
     yield from facts.advice(options, about)
+    if facts.num_classes > 2:
+        yield Advice("head.balance", True, f"{facts.num_classes} classes of pixels")
     if side > DIVIDED:
         yield Advice("head.tile", TILE, about, follows=f"{facts.prefix}.image_size")
         # An epoch has about all pixels.

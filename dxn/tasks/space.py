@@ -190,3 +190,16 @@ class Categorical(Space):
         # one_hot cannot encode IGNORED. It does not occur here, because mixup is applied only in
         # training, where all classes are known.
         return super().mix(F.one_hot(target, len(self.names.labels)).float(), order, share)
+
+
+class Marked(NamedTuple):
+    """What the targets of a task mark in the inputs.
+
+    Attributes:
+        size: Usual size in the units of the targets: the height and width of objects in pictures or
+            of areas of one class in masks, or the duration of events.
+        num_classes: Number of the classes of pixels that weights can balance, otherwise 0.
+    """
+
+    size: tuple[float, ...]
+    num_classes: int = 0

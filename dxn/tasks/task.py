@@ -25,7 +25,7 @@ from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.metric import Metric, own_metrics
-from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Marked, Space
 from dxn.tasks.target import Target
 
 if TYPE_CHECKING:
@@ -281,15 +281,11 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         of `table`."""
         return {"prediction": self.answer(prediction, inputs)["prediction"]}
 
-    def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
-        """Return the usual size of what a target marks, in the units of the targets.
+    def marked(self, cells: Sequence[Any]) -> Marked | None:
+        """Return what targets mark. None, the default: they mark nothing, or none can be read.
 
         Args:
             cells: Cells of the target.
-
-        Returns:
-            The height and width of objects in pictures or of areas of one class in masks, or the
-            duration of events. None, the default: the targets are none of these.
         """
         return None
 

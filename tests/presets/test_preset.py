@@ -461,6 +461,9 @@ def test_pictures_with_masks_are_as_large_as_time_and_areas_allow(area, epochs, 
     assert found["adapters.x.image_size"] == image_size
     assert found.get("head.tile") == tile
     assert found["adapters.x.stem"] == "residual" and found["adapters.x.augment.flip"]
+    assert "head.balance" not in found
+    balanced = advised(ImageAdapter(8), pictures, rows=300, num_classes=3, **known)
+    assert balanced["head.balance"] is True
 
 
 def test_tokens_are_shorter_than_events(tmp_path):

@@ -114,7 +114,10 @@ def test_the_values_of_masks_become_classes():
     named = {"mask": VALUES, "names": {0: "sky", 2: "sea", 3: "sun"}}
     assert target_of(masks=[named]).labels == ("sky", "1", "sea", "sun")
     assert target_of(names=["a", "b", "c", "d"]).values == [0, 1, 2, 3]
-    assert target_of(balance=True).class_weights == pytest.approx([5 / 3, 5 / 6, 5 / 6])
+    # Inverse roots of the frequencies, whose mean over the pixels is 1.
+    weights = target_of(balance=True).class_weights
+    assert weights[0] / weights[1] == pytest.approx(2**0.5) and weights[1] == weights[2]
+    assert 0.2 * weights[0] + 0.4 * weights[1] + 0.4 * weights[2] == pytest.approx(1)
 
 
 # Values of the masks of some files, and which one is ignored.

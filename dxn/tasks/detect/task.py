@@ -26,7 +26,7 @@ from dxn.tasks.detect.objects import Objects, Order, read_objects
 from dxn.tasks.detect.simple import usual_boxes
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
-from dxn.tasks.space import Batch
+from dxn.tasks.space import Batch, Marked
 from dxn.tasks.task import Raws, Task
 from dxn.tokenize.base import BadMedia, Placement
 
@@ -174,7 +174,7 @@ class Detect(Task[DetectedObjects]):
             objects.append({"label": label, "score": significant(score), **places})
         return objects
 
-    def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
+    def marked(self, cells: Sequence[Any]) -> Marked | None:
         """Return the median height and width of the boxes, or the median duration of events."""
         for axes in (2, 1):
             sizes: list[list[float]] = []
@@ -184,7 +184,7 @@ class Detect(Task[DetectedObjects]):
                     objects = read_objects(cell, "", axes=axes, order=self.order)
                     sizes += [np.subtract(box[axes:], box[:axes]).tolist() for box in objects.boxes]
             if sizes:
-                return tuple(np.median(sizes, 0).tolist())
+                return Marked(tuple(np.median(sizes, 0).tolist()))
         return None
 
     def marks(self, value: Detected | Objects) -> dict[str, list[Mark]]:

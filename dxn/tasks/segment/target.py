@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -48,6 +49,7 @@ from dxn.tasks.segment.masks import (
     read_mask,
     sum_of,
 )
+from dxn.tasks.space import Marked
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement, Tokenizer
 from dxn.tokenize.image.tokenizer import TURNS
@@ -235,8 +237,10 @@ class PixelClasses(Names):
         if self.balance:
             by_name = Counter({n: total[v] for n, v in zip(self.labels, self.values, strict=True)})
             # A class without any pixel, which only has a name, has no loss.
-            weights = [max(by_name[name], 1) for name in self.labels]
-            self.class_weights = [num_pixels / (len(weights) * weight) for weight in weights]
+            # The roots, because the frequencies of classes of pixels differ by factors of hundreds.
+            # The mean weight of a pixel is 1.
+            roots = [math.sqrt(max(by_name[name], 1) / num_pixels) for name in self.labels]
+            self.class_weights = [1 / (root * sum(roots)) for root in roots]
 
     def _named(self, present: list[int]) -> tuple[list[int], list[str]]:
         """Return the values of the classes and their names.
@@ -454,10 +458,10 @@ def _positions(placement: Placement, axis: int, count: int, length: int) -> np.n
     return np.floor(fractions * length).astype(np.int64)
 
 
-def usual_area(cells: Sequence[Any]) -> tuple[float, float] | None:
-    """Return the mean height and width of areas of one class in masks, in pixels.
+def marked_areas(cells: Sequence[Any]) -> Marked | None:
+    """Return the mean height and width of areas of one class in masks, and the number of values.
 
-    They are the mean lengths of the runs of pixels of one class along both axes.
+    They are in pixels, the mean lengths of the runs of pixels of one class along both axes.
 
     Args:
         cells: Cells of the target, of which at most MAX_MEASURED are read.
@@ -465,17 +469,19 @@ def usual_area(cells: Sequence[Any]) -> tuple[float, float] | None:
     Returns:
         None if no cell can be read.
     """
-    pixels, runs = 0, [0, 0]
+    pixels, runs, found = 0, [0, 0], set[int]()
     for cell in evenly_spaced(cells, MAX_MEASURED):
         # A cell that cannot be read is reported later.
         with suppress(UserError, BadMedia):
             drawn = read_drawn(cell, "", {}, extent(cell), Counter())
             values = decode(read_mask(cell, "").source if drawn is None else drawn)
             pixels += values.size
+            found.update(np.unique(values).tolist())
             for axis in range(2):
                 changes = np.count_nonzero(np.diff(values, axis=axis))
                 runs[axis] += changes + values.shape[1 - axis]
-    return (float(pixels / runs[0]), float(pixels / runs[1])) if pixels else None
+    size = (pixels / runs[0], pixels / runs[1]) if pixels else (0.0, 0.0)
+    return Marked(size, len(found)) if pixels else None
 
 
 def pictured(tokenizers: Mapping[str, Tokenizer]) -> str:

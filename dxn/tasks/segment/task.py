@@ -35,8 +35,8 @@ from dxn.tasks.segment.instances import (
 from dxn.tasks.segment.masks import Mask, data_url
 from dxn.tasks.segment.simple import WHOLE, simple_masks
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
-from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented, usual_area
-from dxn.tasks.space import Batch
+from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented, marked_areas
+from dxn.tasks.space import Batch, Marked
 from dxn.tasks.task import Raws, Task
 from dxn.tokenize.base import BadMedia, Placement
 
@@ -57,7 +57,7 @@ class Segment(Task[PixelClasses]):
             random one in each training sample, and at use all of them, with an overlap. 0: they are
             not divided.
         channels: Number of features of a pixel before the last layer.
-        balance: Whether to weight each class in the loss by its inverse frequency.
+        balance: Whether to weight each class in the loss by the inverse root of its frequency.
         dice: Weight of the Dice loss (arXiv:1606.04797), which counts rare classes like others.
         dropout: Dropout probability of the encoded tokens.
         queries: Number of learned tokens that each find a segment: its class and its mask. They are
@@ -159,9 +159,13 @@ class Segment(Task[PixelClasses]):
                     f"got {value}"
                 )
 
-    def object_size(self, cells: Sequence[Any]) -> tuple[float, float] | None:
-        """Return the mean height and width of areas of one class, in pixels of the masks."""
-        return usual_area(cells)
+    def marked(self, cells: Sequence[Any]) -> Marked | None:
+        """Return the mean height and width of areas of one class, in pixels of the masks.
+
+        Queries have a loss of their own, whose classes cannot be balanced.
+        """
+        marked = marked_areas(cells)
+        return Marked(marked.size) if marked is not None and self.queries else marked
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps the tokens of the pictures to logits of each pixel.
