@@ -15,14 +15,12 @@ from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup, members
 from dxn.config.words import SHORT, alternatives
 from dxn.core.errors import UserError
-from dxn.core.printable import override_value, quoted
+from dxn.core.printable import override_value, plain_or_quoted
 from dxn.core.untrusted import load_yaml
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 # Such as 2..6, 1e-4..1e-2:log and 64..512:64.
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::(log|{NUMBER}))?")
-# Texts that mean the same without quotes, such as names and numbers.
-PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[\w.+/%@~-]+", re.IGNORECASE)
 RANGE_START = re.compile(rf"{NUMBER}\.\.[^/]*")  # a path has a slash
 MAX_DIGITS = 1e15  # above it, a whole number is written as 1e+15
 MAX_GRID = 10_000  # steps of a range in a grid
@@ -155,7 +153,7 @@ def words_of(path: Path) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return override_value(value, lambda text: text if PLAIN_TEXT.fullmatch(text) else quoted(text))
+    return override_value(value, plain_or_quoted)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[Dimension]]:

@@ -22,6 +22,8 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 FORMULA = re.compile(r"\s*[=+\-@\uff0b\uff0d\uff1d\uff20]|[\t\r]")
 # A signed number contains no reference and no function, so it is left as it is.
 NUMBER = re.compile(r"[-+]?(?:inf|nan|[\d.,\s%]*(?:[eE][-+]?\d+)?)")
+# Texts that mean the same without quotes in Hydra's grammar, such as names and numbers.
+PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[\w.+/%@~-]+", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -64,6 +66,11 @@ def quoted(value: str) -> str:
     """Return a text in the quotes of Hydra's grammar."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def plain_or_quoted(value: str) -> str:
+    """Return a text in Hydra's grammar, in quotes only if it needs them."""
+    return value if PLAIN_TEXT.fullmatch(value) else quoted(value)
 
 
 def override_value(value: Any, text: Callable[[str], str] = quoted) -> str:

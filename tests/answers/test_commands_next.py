@@ -43,6 +43,7 @@ def follow(capsys, *command, depth=1):
     for line in next_of(printed(capsys, *command)):
         program, *words = shlex.split(line)
         assert program == "dxn"
+        assert 'on_bad="' not in line  # a plain word needs no quotes
         verbs.append(words[0])
         if depth > 1:
             verbs += follow(capsys, *words, depth=depth - 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dxn.config.instantiate import nodes_in
 from dxn.config.settings import Settings
-from dxn.core.printable import override_value
+from dxn.core.printable import override_value, plain_or_quoted
 from dxn.data.dataset import Opened
 from dxn.runs.evaluation.subsets import default_split
 from dxn.runs.predictor.attention import obstacle_of
@@ -135,7 +135,7 @@ def _rows_options(data: Mapping[str, Any]) -> list[str]:
     if first is None or not has_many_samples(first) or (is_folder and not Path(first).is_dir()):
         return []
     options = [
-        f"{key}={override_value(value)}"
+        f"{key}={override_value(value, plain_or_quoted)}"
         for key, default in TABLE_OPTIONS.items()
         if (value := data.get(key, default)) != default
     ]
