@@ -297,6 +297,13 @@ def silence() -> Iterator[None]:
         _is_silent.reset(token)
 
 
+def input_line(name: str, column: str, modality: str) -> str:
+    """Return the line about an input. It names neither the column nor the modality twice."""
+    if column == name:
+        return f"{name} ({modality})"
+    return f"{name}: {column}" if modality == name else f"{name}: {column} ({modality})"
+
+
 def count(number: int, singular: str, plural: str = "") -> str:
     """Return a number and its noun, such as "1 row" or "1,200 rows".
 

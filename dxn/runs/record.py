@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dxn.core.display import count, list_names, print_line
+from dxn.core.display import count, input_line, list_names, print_line
 from dxn.core.files import LOG, sha256
 from dxn.core.randomness import spaced_rows
 from dxn.core.results import ALL, BEST, UNSEEN, Results, Truncation
@@ -115,12 +115,8 @@ def input_lines(specs: Mapping[str, Input]) -> list[str]:
             # The first input of a modality stands for all of them.
             if spec.column == columns[0]:
                 lines.append(f"{spec.modality}: {len(columns)} columns ({list_names(columns)})")
-        elif spec.modality == name:
-            lines.append(f"{name}: {spec.column}")
-        elif spec.column == name:
-            lines.append(f"{name} ({spec.modality})")
         else:
-            lines.append(f"{name}: {spec.column} ({spec.modality})")
+            lines.append(input_line(name, spec.column, spec.modality))
     return lines
 
 

@@ -53,7 +53,7 @@ def test_a_table_in_each_split_folder_describes_its_files(tmp_path, capsys, name
     error = refused(capsys, "train", tmp_path / "data", *FAST)
     assert error.startswith("dxn: data.target: needs a value; the columns are weather, file_name;")
     output = checked(capsys, tmp_path / "data", "target=weather")
-    assert f"file_name: file_name ({'image' if suffix == 'png' else 'audio'})" in output
+    assert f"file_name ({'image' if suffix == 'png' else 'audio'})" in output
     assert "train: 18 rows" in output and "test: 6 rows" in output
 
 

@@ -18,7 +18,7 @@ def checked(capsys, path, *options):
     assert run("check", path, "target=label", "data.fractions=[1]", *options) == 0
     output = capsys.readouterr().out
     assert f"train: {COUNT} rows" in output, output
-    assert "text: text" in output and "2 classes (bad 6, good 6)" in output, output
+    assert "text (text)" in output and "2 classes (bad 6, good 6)" in output, output
     return output
 
 

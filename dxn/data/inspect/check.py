@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dxn.core.display import count
+from dxn.core.display import count, input_line
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell
@@ -199,9 +199,7 @@ def remove_earlier(path: Path) -> None:
 def _header(source: Source, task: Task | None) -> list[str]:
     lines: list[str] = []
     for name, spec in source.inputs.items():
-        # Do not print the modality again if the input has the same name.
-        modality = "" if name == spec.modality else f" ({spec.modality})"
-        lines.append(f"{name}: {spec.column}{modality}")
+        lines.append(input_line(name, spec.column, spec.modality))
     if source.target is not None:
         task_name = f" ({task.name})" if task is not None else ""
         lines.append(f"target: {source.target}{task_name}")
