@@ -881,9 +881,15 @@ class Fit:
         return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
 
     def _say_what_is_left(self) -> None:
-        """Say how much of the time limit a resumed training has left."""
+        """Say how much of the time limit, or that no epoch, is left of a resumed training."""
+        if self.state.epoch >= self.trainer.epochs:
+            self.log.print(
+                "note: the last epoch was trained before, so only the evaluation is left; to "
+                "train longer, set a higher trainer.epochs"
+            )
+            return
         left = self.limit.of_training(self.seconds_of_validation) - self.state.elapsed
-        if math.isinf(left) or self.state.epoch >= self.trainer.epochs or self.patience_left <= 0:
+        if math.isinf(left) or self.patience_left <= 0:
             return
         if self.is_out_of_time:
             rest = "; to train longer, set a higher trainer.max_minutes"

@@ -92,12 +92,13 @@ def test_a_training_killed_while_it_validates_has_no_row_twice(tmp_path, monkeyp
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
 
 
-def test_a_finished_training_can_be_continued_with_more_epochs(tmp_path):
+def test_a_finished_training_can_be_continued_with_more_epochs(tmp_path, capsys):
     fit(tmp_path / "run", epochs=1)
     results = tmp_path / "run" / "metrics.json"
     results.touch()
     fit(tmp_path / "run", epochs=1, resume=True)
     assert results.exists()
+    assert "note: the last epoch was trained before, so only the ev" in capsys.readouterr().out
     _, state, _ = fit(tmp_path / "run", epochs=2, resume=True)
     assert (state.epoch, state.step) == (2, 10)
     assert not results.exists()  # an interrupted run would otherwise have those of one epoch
