@@ -182,9 +182,10 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
     paths = [word for word in words if is_path(word)]
     verb, key = command.verb(), command.path_key
     if paths and key is None:
+        is_run = "run" in command.__dataclass_fields__ and Path(paths[0]).is_dir()
+        advice = f"write run={paths[0]}" if is_run else "options are written key=value"
         raise UserError(
-            f"{paths[0]}: dxn {verb} takes no path; options are written key=value, "
-            f"dxn {verb} --help lists them"
+            f"{paths[0]}: dxn {verb} takes no path; {advice}, dxn {verb} --help lists the options"
         )
     # An unquoted space splits a text or a file name into several words.
     named = next((word for word in words if word.startswith("input.")), None)

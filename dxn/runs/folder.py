@@ -134,6 +134,10 @@ def model_folder(folder: Path) -> Path:
         raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
     for name in (WEIGHTS, CONFIG, LABELS):
         if not (folder / name).exists():
+            if runs := [run for run in runs_below(folder) if has_model(run)]:
+                raise UserError(
+                    f"{folder}: a folder of runs; name one of them, such as {max(runs)}"
+                )
             raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
     return folder
 

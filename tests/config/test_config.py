@@ -264,6 +264,7 @@ def test_several_tables_are_one_data_set(here):
     ("verb", "words", "expected"),
     [
         ("generate", ["a.txt"], "a.txt: dxn generate takes no path; options are written key=value"),
+        ("serve", ["./"], "./: dxn serve takes no path; write run=./"),
         ("neighbors", ["king"], "king: dxn neighbors takes no path"),
         ("predict", ["a.jpg", "b.jpg"], "b.jpg: dxn predict takes one path, got 2; put a pattern"),
         ("embed", ["target=x", "input=x"], "data.target: no such key"),

@@ -1,13 +1,14 @@
 """Which run the keys run=, resume= and weights= mean."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from dxn.commands.options import check_paths
 from dxn.commands.train import Train
 from dxn.core.errors import UserError
-from dxn.runs.folder import trained_run, weights_of_run
+from dxn.runs.folder import model_folder, trained_run, weights_of_run
 
 
 def make_run(folder, *, time, has_model=True):
@@ -65,6 +66,12 @@ def test_the_newest_run_needs_a_run(tmp_path, monkeypatch):
     message = "^weights: outputs: not a run folder, and no folder in it contains a trained model$"
     with pytest.raises(UserError, match=message):
         weights_of_run("latest")
+
+
+def test_a_folder_of_runs_is_no_model_folder(outputs):
+    message = "^outputs/label: a folder of runs; name one of them, such as outputs/label/b$"
+    with pytest.raises(UserError, match=message):
+        model_folder(Path("outputs/label"))
 
 
 def test_a_training_names_the_run_that_its_weights_come_from(outputs):
