@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
-from dxn.core.display import cut, number, print_table
+from dxn.core.display import count, cut, number, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, VALIDATION
 from dxn.core.printable import printable
@@ -198,8 +198,9 @@ def _test(first: ComparedRun, other: ComparedRun) -> str:
         )
     if result is None:
         return (
-            f"{other.name}: no paired test, because both runs have evaluated only {len(pairs):,} "
-            "rows in common; use the same data and data.seed."
+            f"{other.name}: no paired test, because the runs have evaluated "
+            f"{count(len(pairs), 'common row')}, and a test needs {MIN_ROWS}; use the same data "
+            "and data.seed."
         )
     rows, difference, (low, high), p = result
     better = (difference > 0) == a.higher_is_better

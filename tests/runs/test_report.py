@@ -385,8 +385,12 @@ def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatc
     shutil.copytree(reviews / "b", "b")
     results = json.loads(Path("b/metrics.json").read_text())
     Path("b/metrics.json").write_text(json.dumps({**results, "task": "regress", "split": "train"}))
+    scores = json.loads(Path("b/scores.json").read_text())
+    scores["values"] = {key[::-1]: value for key, value in scores["values"].items()}
+    Path("b/scores.json").write_text(json.dumps(scores))
     assert main(["compare", "run=[a,b]"]) == 0
     printed = capsys.readouterr().out
+    assert "no paired test, because the runs have evaluated 0 common rows" in printed
     assert "note: the runs have different tasks" in printed
     assert "note: the runs were evaluated on different splits" in printed
 
