@@ -120,10 +120,10 @@ class RawFiles(Sequence[Any]):
             return self.read(source)
         except BadMedia as error:
             if self.on_bad != "error":
-                self.bad[file] = f"{self.name}: {path} {error}"
+                self.bad[file] = f"{self.name}: {path}: {error}"
                 return None
             raise UserError(
-                f"{self.name}: {path} {error}; correct the data, or set on_bad to skip or missing "
+                f"{self.name}: {path}: {error}; correct the data, or set on_bad to skip or missing "
                 "(dxn check lists all bad rows)"
             ) from error
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, printable
 from dxn.data.raws import CacheBudget, read_column
@@ -43,7 +44,7 @@ class Issue:
 
     def __str__(self) -> str:
         where = f"{self.input}: " if self.input else ""
-        file = f"{self.path} " if self.path else ""
+        file = f"{self.path}: " if self.path else ""
         return f"{where}{file}{self.reason}"
 
 
@@ -98,7 +99,7 @@ def refuse_bad(opened: Opened, key: str = "data.on_bad") -> None:
     if not opened.bad:
         return
     first = _first(opened.bad)
-    more = f" (and {len(opened.bad) - 1} more problems)" if len(opened.bad) > 1 else ""
+    more = f" (and {count(len(opened.bad) - 1, 'more problem')})" if len(opened.bad) > 1 else ""
     # `dxn check` knows nothing of the columns that a trained model reads.
     hint = " (dxn check lists all bad rows)" if key.startswith("data.") else ""
     raise UserError(

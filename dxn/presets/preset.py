@@ -451,7 +451,7 @@ def _training_advice(
         yield Advice(key, value, about)
     if not is_joint:
         return
-    inputs = f"{facts.num_files} inputs"
+    inputs = f"{facts.num_files} inputs of texts or files"
     yield Advice("trainer.max_minutes", facts.minutes, inputs)
     # A model memorizes few rows before the validation loss shows it, so with few rows only patience
     # waits. It would end the training of a model that is at chance for many epochs. A model of many

@@ -404,4 +404,4 @@ def test_a_split_without_rows_is_left_out(tokenizers):
 def test_a_fault_reads_as_input_path_and_reason():
     whole = Issue("no target", "row 1", 0)
     part = Issue("empty file", "row 1", 0, input="front", path="a.png")
-    assert [str(whole), str(part)] == ["no target", "front: a.png empty file"]
+    assert [str(whole), str(part)] == ["no target", "front: a.png: empty file"]

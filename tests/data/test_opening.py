@@ -90,13 +90,13 @@ class Counting(Tokenizer):
 @pytest.mark.parametrize(
     ("image", "audio", "reason"),
     [
-        ("gone.png", "good.wav", r"image: {0}/gone\.png file not found"),
-        ("short.png", "good.wav", r"image: {0}/short\.png damaged or truncated image \(.+\)"),
-        ("none.png", "good.wav", r"image: {0}/none\.png empty file"),
-        ("good.wav", "good.wav", r"image: {0}/good\.wav not a supported image \(.+\)"),
-        ("good.png", "empty.wav", r"audio: {0}/empty\.wav no samples in it"),
-        ("good.png", "gone.wav", r"audio: {0}/gone\.wav file not found"),
-        ("good.png", "good.png", r"audio: {0}/good\.png not .+: .+"),
+        ("gone.png", "good.wav", r"image: {0}/gone\.png: file not found"),
+        ("short.png", "good.wav", r"image: {0}/short\.png: damaged or truncated image \(.+\)"),
+        ("none.png", "good.wav", r"image: {0}/none\.png: empty file"),
+        ("good.wav", "good.wav", r"image: {0}/good\.wav: not a supported image \(.+\)"),
+        ("good.png", "empty.wav", r"audio: {0}/empty\.wav: no samples in it"),
+        ("good.png", "gone.wav", r"audio: {0}/gone\.wav: file not found"),
+        ("good.png", "good.png", r"audio: {0}/good\.png: not .+: .+"),
         (None, None, "no input: image, audio are all missing"),
     ],
 )
@@ -131,7 +131,7 @@ def test_the_first_bad_row_is_named_and_the_others_are_counted(files, media):
     sounds = ["good.wav", "empty.wav", "good.wav", "good.wav"]
     rows = media_rows(files, images, sounds, ["a", "a", "a", None])
     expected = (
-        r"^my\.csv row 3: audio: .*/empty\.wav no samples in it \(and 3 more problems\); correct"
+        r"^my\.csv row 3: audio: .*/empty\.wav: no samples in it \(and 3 more problems\); correct"
     )
     with pytest.raises(UserError, match=expected):
         open_rows(rows, media, task=Classify())
@@ -229,7 +229,7 @@ def test_inputs_of_one_modality_are_opened_by_name(files, media):
     assert [raw is None for raw in opened.raws["front"]] == [False, True]
     assert dict(opened.missing) == {"front": 1, "back": 1}
     (files / "good.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"^row 1: front: .*good\.png not a supported image"):
+    with pytest.raises(UserError, match=r"^row 1: front: .*good\.png: not a supported image"):
         open_rows(rows, {"front": media["image"], "back": media["image"]})
 
 

@@ -351,13 +351,13 @@ def test_a_file_that_turns_out_to_be_bad_is_left_out_and_counted(folder, capsys,
         assert [batch["#index"] for batch in batches] == [[0, 1, 2], [4, 5], [6]]
         assert all("#bad" not in batch for batch in batches)
     assert list(opened.bad_later) == ["my.csv row 5"]
-    assert capsys.readouterr().out.count("3.png damaged or truncated image") == 1
+    assert capsys.readouterr().out.count("3.png: damaged or truncated image") == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_file_that_turns_out_to_be_bad_stops_with_one_sentence(folder, num_workers):
     truncate(folder / "3.png")
-    with pytest.raises(UserError, match=r"3\.png damaged.*; correct the data, or set on_bad"):
+    with pytest.raises(UserError, match=r"3\.png: damaged.*; correct the data, or set on_bad"):
         batches_of(*opened_partly(folder), num_workers)
 
 

@@ -279,9 +279,9 @@ def test_invalid_options_are_refused(folder, changed, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path": "gone.wav"}, "{name} row 6: audio: {place}/gone.wav file not found"),
-        ({"path": "text.wav"}, "{name} row 6: audio: {place}/text.wav not "),
-        ({"path": "none.wav"}, "{name} row 6: audio: {place}/none.wav no samples in it"),
+        ({"path": "gone.wav"}, "{name} row 6: audio: {place}/gone.wav: file not found"),
+        ({"path": "text.wav"}, "{name} row 6: audio: {place}/text.wav: not "),
+        ({"path": "none.wav"}, "{name} row 6: audio: {place}/none.wav: no samples in it"),
         ({"path": ""}, "{name} row 6: column 'path' (audio) has no value"),
         ({"word": " "}, "{name} row 6: column 'word' (target) has no value"),
         ({"speaker": ""}, "{name} row 6: column 'speaker' (speaker) has no value"),

@@ -338,7 +338,7 @@ def test_several_inputs_train_longer_without_dropout(many_rows, tmp_path, capsys
     trainer, loader = config["trainer"], config["loader"]
     assert (trainer["patience"], trainer["mixup"], loader["input_dropout"]) == (0.3, 1, 0.3)
     assert trainer["once_learning"] == ["patience", "mixup", "input_dropout"]
-    assert "(2 inputs)" in capsys.readouterr().out
+    assert "(2 inputs of texts or files)" in capsys.readouterr().out
 
 
 def test_without_a_validation_split_no_option_waits_for_its_loss(many_rows, tmp_path):

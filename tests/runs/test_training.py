@@ -233,7 +233,7 @@ def copied(trained, tmp_path):
     [
         ({}, "no input: text, image, audio are all missing"),
         ({"text": "  "}, "blank text"),
-        ({"image": "no.jpg"}, "no.jpg file not found"),
+        ({"image": "no.jpg"}, "no.jpg: file not found"),
         ({"audio": b""}, "empty file"),
     ],
 )

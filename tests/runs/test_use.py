@@ -243,7 +243,7 @@ def test_files_that_turn_out_to_be_bad_are_counted(place, run, predict, capsys, 
         words = [f"input={folder}/*.png", "on_bad=skip", f"batch_size={size}"]
         lines = predict(*words, f"output={output}")
         assert lines[-1] == f"written: {output} (3 rows, 2 skipped)"
-        assert "2.png damaged or truncated image" in lines[-2]
+        assert "2.png: damaged or truncated image" in lines[-2]
         assert [row["file"][-5:] for row in json.loads(output.read_text())] == [
             "0.png",
             "3.png",

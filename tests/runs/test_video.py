@@ -157,7 +157,7 @@ def test_check_reports_clips_and_broken_files(place, capsys, tmp_path, monkeypat
     assert "frames are read" in out
     options = [*BOTH, *TINY, "data.confine=false", f"run={tmp_path / 'r'}"]
     (line,) = refused(capsys, ["train", str(table), *options])
-    assert "broken.mp4 damaged or truncated file" in line or "missing.mp4 file not found" in line
+    assert "broken.mp4: damaged or truncated file" in line or "missing.mp4: file not found" in line
 
 
 def test_rows_without_a_clip_use_their_other_inputs(place, tmp_path):

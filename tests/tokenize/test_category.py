@@ -45,6 +45,8 @@ def test_a_value_that_is_not_known_gets_a_remark():
     assert prepare.remark([("red", "BLUE"), None]) == ""
     known = "of the 2 known values (red, blue), so"
     assert prepare.remark([("violet",)]) == f"'violet' is not one {known} it counts as unknown"
+    one = prepare.remark([("red", "violet")])
+    assert one == f"1 of 2 values, 'violet', is not one {known} it counts as unknown"
     several = prepare.remark([("red", "violet"), None, ("x",)])
     assert several == f"2 of 3 values, such as 'violet', are not one {known} they count as unknown"
 

@@ -137,6 +137,11 @@ class CategoryTokenizer(Tokenizer):
         known = f"the {len(self.choices):,} known values ({names})"
         if len(values) == 1:
             return f"{unknown[0]!r} is not one of {known}, so it counts as unknown"
+        if len(unknown) == 1:
+            return (
+                f"1 of {len(values):,} values, {unknown[0]!r}, is not one of {known}, so it counts "
+                "as unknown"
+            )
         return (
             f"{len(unknown):,} of {len(values):,} values, such as {unknown[0]!r}, are not one of "
             f"{known}, so they count as unknown"
