@@ -193,7 +193,7 @@ def _read_clips(rows: Rows, rate: int | None) -> list[Clip]:
             sound = AudioReader(sample_rate=rate).read(source)
             assert sound is not None  # `audio_rate` refuses a video without sound
         except BadMedia as error:
-            raise UserError(f"{origin}: audio: {source} {error}") from error
+            raise UserError(f"{origin}: audio: {source}: {error}") from error
         # An origin is like "my.csv row 17".
         line = origin.rpartition(" ")[2]
         clips.append(Clip(sound.numpy(), file_rate, word, speaker, line))
