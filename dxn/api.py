@@ -319,6 +319,9 @@ def _with_names(message: str, data: Any, files: dict[str, Path]) -> str:
     }
     for split, path in files.items():
         name = kinds[split] if split == UNDIVIDED else f"{kinds[split]} of {split}"
+        # Programs count from 0, but the rows of a file are counted from 1.
+        row = re.compile(rf"{re.escape(path.name)} row (\d+)")
+        message = row.sub(rf"row \1 of the {name} (the first row is 1)", message)
         message = message.replace(str(path), f"the {name}").replace(path.name, f"the {name}")
     return message
 

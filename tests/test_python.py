@@ -155,6 +155,11 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path, monkeypa
         (frame_of(7), "[label]", r"no column '\[label\]' in the DataFrame"),
         (frame_of(0), "label", "the DataFrame: the table has no rows"),
         (
+            pd.DataFrame({"photo": ["a.png", "b.png"] * 10, "label": ["x", "y"] * 10}),
+            "label",
+            r"^row 1 of the DataFrame \(the first row is 1\): photo: .*a\.png: file not found",
+        ),
+        (
             {"train": frame_of(7), "test": frame_of(7).drop(columns="review")},
             "label",
             "the DataFrame of test: has no column 'review'",
