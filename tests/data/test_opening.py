@@ -122,7 +122,7 @@ def test_a_text_is_not_repeated_as_if_it_were_a_path():
 
 def test_a_cell_that_is_no_text_is_a_bad_cell(tokenizers):
     rows = text_rows([["one", 2], "fine"])
-    with pytest.raises(UserError, match=r"^my\.csv row 2: text: must be a str or a list"):
+    with pytest.raises(UserError, match=r"^my\.csv row 2: text: must be a text or a list"):
         open_rows(rows, {"text": tokenizers["text"]})
 
 

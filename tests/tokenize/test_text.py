@@ -223,7 +223,7 @@ def test_a_text_above_max_chars_is_read_in_part_and_counts_as_truncated(raw):
 
 @pytest.mark.parametrize("source", [42, 3.5, [3], {"a": "b"}, b"bytes", ["a", None], float("nan")])
 def test_a_source_that_is_not_text_is_refused(source):
-    with pytest.raises(BadMedia, match="must be a str or a list of str, got "):
+    with pytest.raises(BadMedia, match="must be a text or a list of texts, got "):
         adapter_of().tokenizer.reader.read(source)
 
 

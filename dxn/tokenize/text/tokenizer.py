@@ -100,7 +100,7 @@ class TextReader(Reader):
         words = [cell] if isinstance(cell, str) else cell
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
-            raise BadMedia(f"must be a str or a list of str, got {shortened(cell)}")
+            raise BadMedia(f"must be a text or a list of texts, got {shortened(cell)}")
         try:
             for word in words:
                 word.encode()
