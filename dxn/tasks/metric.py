@@ -226,8 +226,10 @@ def check_own_metrics(metrics: Mapping[str, OwnMetric]) -> None:
                 f"metrics: a name must consist of letters, digits and underscores, got {name!r}"
             )
         if not callable(metric):
+            hint = f"; write metrics.{name}._target_={metric}" if isinstance(metric, str) else ""
             raise UserError(
                 f"metrics.{name}: must be a function of predictions and targets, got {metric!r}"
+                f"{hint}"
             )
 
 

@@ -201,6 +201,7 @@ def test_after_a_forced_change_the_values_of_two_metrics_are_not_compared(rare, 
         ({"accuracy": lambda predictions, targets: 1.0}, "head=classify has a metric of this name"),
         ({"a/b": lambda predictions, targets: 1.0}, "must consist of letters"),
         ({"own": 3}, "metrics.own: must be a function of predictions and targets, got 3"),
+        ({"own": "a.Cost"}, "got 'a.Cost'; write metrics.own._target_=a.Cost"),
     ],
 )
 def test_a_metric_that_does_not_work_is_refused_before_the_training(
