@@ -130,13 +130,17 @@ def signature_from(
             FROM_CALLER, and none for a group of options.
     """
     record: Any = target
-    fields = dataclasses.fields(record) if dataclasses.is_dataclass(record) else None
+    classes = inspect.getmro(target) if inspect.isclass(target) else ()
+    # The parameters are the fields unless a class derived from the dataclass has its own __init__.
+    owner = next((base for base in classes if "__init__" in vars(base)), object)
+    is_generated = "__dataclass_fields__" in vars(owner)
+    fields = dataclasses.fields(record) if is_generated else None
     if from_caller is None:
         from_caller = FROM_CALLER if fields is None else ()
     # The descriptions of the parameters are those of the class that defines them.
     mro = [
         base
-        for base in (inspect.getmro(target) if inspect.isclass(target) else ())
+        for base in classes
         if "__dataclass_fields__" in vars(base) or vars(base).get("__init__") is target.__init__
     ]
     meanings: dict[str, str] = {}

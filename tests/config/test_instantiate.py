@@ -22,6 +22,7 @@ from dxn.config.signatures import Node, plain_type, signature_from
 from dxn.config.values import describe, problem
 from dxn.core.errors import UserError
 from dxn.models import Backbone, NormOptions
+from dxn.tasks import Classify
 
 TOY = '''
 from __future__ import annotations
@@ -361,3 +362,14 @@ def test_a_built_object_passes_through_a_node():
     part = build(PART, key="part", trust=TRUST)
     call = functools.partial(build, {"_target_": "toy_parts.Whole"}, key="w", trust=TRUST)
     assert call(parts=[part]).parts == [part]
+
+
+def test_a_class_derived_from_a_dataclass_has_the_parameters_of_its_own_constructor():
+    class Focal(Classify):
+        def __init__(self, *, gamma: float = 2.0):
+            super().__init__()
+            self.gamma = gamma
+
+    parameters = signature_from(Focal).parameters
+    assert list(parameters) == ["gamma"] and parameters["gamma"].type is float
+    assert "label_smoothing" in signature_from(Classify).parameters

@@ -112,14 +112,14 @@ def test_every_block_with_a_file_name_is_extracted():
     assert PAGE.count("```yaml") == sum(name.endswith(".yaml") for name in FILES)
 
 
-@pytest.mark.parametrize("name", ["curve", "ordinal", "cumulative"])
+@pytest.mark.parametrize("name", ["curve", "ordinal", "focal", "cumulative"])
 def test_a_modality_a_task_and_a_space_are_short(name):
     lines = [line for line in FILES[f"weather/{name}.py"].splitlines() if line.strip()]
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("run", ["wind", "ordinal", "cumulative", "logbook"])
+@pytest.mark.parametrize("run", ["wind", "ordinal", "focal", "cumulative", "logbook"])
 def test_a_run_of_the_page_learns(run, place):
     metrics = json.loads((place / "outputs" / run / "metrics.json").read_text())
     # A third of the days has each level; the levels overlap in the data.
