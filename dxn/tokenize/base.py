@@ -442,7 +442,7 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
     def _read(self, i: int, cell: Any) -> Any:
         """Read cell i, counted from 0."""
         reader = self.tokenizer.reader
-        path = f"{cell} " if reader.is_path(cell) else ""
+        path = f"{cell}: " if reader.is_path(cell) else ""
         try:
             raw = None if cell is None else reader.read(cell)
         except BadMedia as error:
