@@ -132,6 +132,16 @@ def test_predictions_of_the_task_are_levels(place):
     assert {row.rpartition(",")[2] for row in rows} == {"calm", "breezy", "stormy"}
 
 
+def test_the_loss_of_the_page_ignores_unknown_classes(installed):
+    from weather.focal import Focal
+
+    output, target = torch.randn(3, 2), torch.tensor([0, 1, -100])
+    known = Focal(gamma=0.0).loss(output[:2], {"target": target[:2]})
+    every = Focal(gamma=0.0).loss(output, {"target": target})
+    expected = torch.nn.functional.cross_entropy(output, target, reduction="sum")
+    torch.testing.assert_close((known.total, every.total), (expected, expected))
+
+
 def test_a_record_without_a_note_is_used(place):
     metrics = json.loads((place / "outputs/logbook/metrics.json").read_text())
     assert metrics["data"]["missing"]["train"]["note"] > 0
