@@ -172,8 +172,7 @@ class Tokens:
         Raises:
             ValueError: If there is not one row per sample.
         """
-        # An export has other symbols for both numbers.
-        if not torch.compiler.is_compiling() and rows.shape != self.x.shape[:1]:
+        if rows.shape != self.x.shape[:1]:
             raise ValueError(
                 f"rows must be the index of each of the {self.x.shape[0]} samples in the new "
                 f"batch, got {tuple(rows.shape)}"
