@@ -50,8 +50,7 @@ class Facts:
         object_size: Usual height and width of the objects that are to be found, in pixels, or as
             fractions if both are at most 1; or of areas of one class in masks, in pixels; or the
             usual duration of events. None: the targets are none of these.
-        num_classes: Number of classes of pixels that weights can balance, see
-            `dxn.tasks.space.Marked`.
+        num_classes: Number of values of the pixels of masks, see `dxn.tasks.space.Marked`.
         minutes: Time limit of the training.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.

@@ -480,8 +480,9 @@ def marked_areas(cells: Sequence[Any]) -> Marked | None:
             for axis in range(2):
                 changes = np.count_nonzero(np.diff(values, axis=axis))
                 runs[axis] += changes + values.shape[1 - axis]
-    size = (pixels / runs[0], pixels / runs[1]) if pixels else (0.0, 0.0)
-    return Marked(size, len(found)) if pixels else None
+    if not pixels:
+        return None
+    return Marked((pixels / runs[0], pixels / runs[1]), len(found))
 
 
 def pictured(tokenizers: Mapping[str, Tokenizer]) -> str:
