@@ -25,3 +25,9 @@ def picture():
     file = io.BytesIO()
     Image.new("RGB", (30, 20), (200, 30, 30)).save(file, "PNG")
     return {"name": "red.png", "mimeType": "image/png", "buffer": file.getvalue()}
+
+
+def wait_for_picture(page, selector, width):
+    """Wait until a picture of this width in pixels is loaded."""
+    code = "([selector, width]) => document.querySelector(selector)?.naturalWidth === width"
+    page.wait_for_function(code, arg=[selector, width])

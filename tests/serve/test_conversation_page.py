@@ -6,7 +6,7 @@ import time
 
 import httpx
 import pytest
-from helpers.browser import page_of, picture
+from helpers.browser import page_of, picture, wait_for_picture
 from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import client_of, server_of
 from PIL import Image
@@ -151,7 +151,7 @@ def test_a_picture_is_part_of_its_message_and_sent_with_the_later_ones(browser, 
         file, text = ask(page, "What is this?")["messages"][0]["content"]
         assert file["type"] == "image" and file["url"].startswith("data:image/png;base64,")
         assert text == {"type": "text", "text": "What is this?"}
-        assert page.locator("#log img").evaluate("image => image.naturalWidth") == 30
+        wait_for_picture(page, "#log img", 30)
         # A conversation can have one picture.
         assert page.locator("#fields input[type=file]").is_hidden()
         assert ask(page, "Sure?")["messages"][0]["content"] == [file, text]
@@ -167,6 +167,7 @@ def test_an_example_is_shown_as_turns_and_its_last_question_is_asked(browser, ur
         addresses = []
         page.on("request", lambda request: addresses.append(request.url))
         page.reload()
+        page.locator(".example").first.wait_for()
         lines = page.locator(".example").first.locator(".line").all_text_contents()
         assert lines[0] == "System: Be brief." and lines[1].startswith("You: [image] No ")
         assert lines[-1].startswith("Model: yes-")
@@ -175,7 +176,7 @@ def test_an_example_is_shown_as_turns_and_its_last_question_is_asked(browser, ur
         wait_for_answer(page)
         assert page.locator("#system").input_value() == "Be brief."
         assert page.locator(".turn").count() == 4
-        assert page.locator("#log img").evaluate("image => image.naturalWidth") == 16
+        wait_for_picture(page, "#log img", 16)
         assert "Answer in the data: yes-" in page.locator(".turn").last.inner_text()
         assert page.locator(".example").first.is_hidden()
         # Nothing is wider than the window, and nothing comes from another server.

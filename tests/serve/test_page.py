@@ -70,7 +70,7 @@ def test_an_example_is_answered_with_probabilities_and_attention(browser, digits
         titles = page.locator("#attention #shown h3").all_inner_texts()
         assert [title.split(":")[0] for title in titles] == ["text", "image", "audio"]
         assert page.locator("#attention rect").count() > 1
-        assert page.locator(".preview img").evaluate("image => image.naturalWidth") > 0
+        page.wait_for_function("document.querySelector('.preview img').naturalWidth > 0")
         # Nothing is wider than the window.
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -241,10 +241,8 @@ def test_created_and_decoded_pictures_are_shown(browser, tmp_path):
         page.fill("#option-count", "2")
         page.click("#run")
         wait_for_answer(page)
-        assert page.eval_on_selector_all("#answer img", "all => all.map(x => x.naturalWidth)") == [
-            16,
-            16,
-        ]
+        code = "[...document.querySelectorAll('#answer img')].map(x => x.naturalWidth).join()"
+        page.wait_for_function(f"{code} === '16,16'")
         assert '"create":"image"' in page.text_content("#curl")
         # The picture is created, so that a pasted one would have no effect.
         page.evaluate(GIVE, {"kind": "paste", "target": "body"})
