@@ -22,8 +22,9 @@ check: .venv/ready ## check lint, format, the directions of imports, and types
 	$(RUN)/lint-imports
 	$(RUN)/pyright
 
-docs: .venv/ready ## write docs/config.md, which lists all options
-	$(RUN)/python docs/reference.py
+docs: .venv/ready ## write the pages of all options and of Python to docs/reference
+	$(RUN)/python docs/reference/options.py
+	$(RUN)/python docs/reference/python.py
 
 site: .venv/ready ## write the documentation as a site to the folder site
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build

@@ -1,8 +1,7 @@
-"""Hooks of mkdocs: the page of all options, and the pages of the repository's root in the site."""
+"""Hooks of mkdocs: the pages of the repository's root in the site."""
 
 from __future__ import annotations
 
-import importlib.util
 import posixpath
 import re
 from pathlib import Path
@@ -13,7 +12,6 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PROJECT = "project"  # folder of the site
-CONFIG = "config.md"
 NAMES = (
     "README.md",
     "RESULTS.md",
@@ -26,16 +24,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page of all options, and the pages of the repository's root as project/NAME.md."""
-    # By its path: mkdocs does not import this module as a part of a package.
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
-    assert spec is not None and spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    # `make docs` may have written an older one.
-    if (old := files.get_file_from_path(CONFIG)) is not None:
-        files.remove(old)
-    files.append(File.generated(config, CONFIG, content=reference.page()))
+    """Add the pages of the repository's root as project/NAME.md."""
     for name in NAMES:
         content = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, f"{PROJECT}/{name}", content=content))

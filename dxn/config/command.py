@@ -1,7 +1,8 @@
 """A command of the command line: its options as a dataclass, and a method that runs it.
 
-The help pages, the completion, the checks of values and paths, and docs/config.md are made from
-the dataclass: the names, types and defaults of its fields, and the section Args of its docstring.
+The help pages, the completion, the checks of values and paths, and docs/reference/options.md are
+made from the dataclass: the names, types and defaults of its fields, and the section Args of its
+docstring.
 """
 
 from __future__ import annotations

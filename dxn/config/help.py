@@ -1,4 +1,4 @@
-"""The help pages of the command line, and the tables of keys, which docs/config.md has as well."""
+"""The help pages of the command line, and the tables of keys of docs/reference/options.md."""
 
 from __future__ import annotations
 

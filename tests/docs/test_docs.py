@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
+import runpy
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from helpers.pages import (
     GUIDES,
     LINK,
     PAGES,
+    REFERENCE,
     ROOT,
     anchors,
     blocks,
@@ -28,6 +28,7 @@ from dxn.config.compose import compose
 PLAIN = ("experiment=", "conf_dir=", "data.path=")
 MAX_LINES = 150  # of a guide
 MAX_BYTES = 150_000  # of a picture
+OPTIONS = DOCS / "reference" / "options.md"
 TEXTS = [ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md")]
 
 
@@ -58,15 +59,9 @@ def lines() -> Iterator[tuple[str, str]]:
                 yield name_of(path), command
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """The module docs/reference.py."""
-    spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
-    return module
+def written(page) -> str:
+    """The content that the module beside a page of the reference writes."""
+    return runpy.run_path(str(page.with_suffix(".py")))["page"]()
 
 
 # The blocks of extend.md are files, and test_extend.py uses them.
@@ -120,7 +115,7 @@ def test_a_command_of_a_page_composes(page, command, monkeypatch):
     check_command(command)
 
 
-@pytest.mark.parametrize("page", [*TEXTS, *PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [*TEXTS, *PAGES, *REFERENCE], ids=name_of)
 def test_the_links_of_a_page_lead_somewhere(page):
     for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         target = page.parent / path if path else page
@@ -139,19 +134,26 @@ def test_a_file_that_a_page_names_exists(page):
 def test_the_index_lists_every_page():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     listed = {path for path, _ in LINK.findall(index)}
-    pages = {page.relative_to(DOCS).as_posix() for page in PAGES} - {"README.md"}
+    pages = {page.relative_to(DOCS).as_posix() for page in [*PAGES, *REFERENCE]} - {"README.md"}
     assert sorted(pages - listed) == []
 
 
-def test_every_key_is_described_in_a_phrase_that_stands_alone(reference):
-    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", reference.page(), re.MULTILINE)
+@pytest.mark.parametrize("page", REFERENCE, ids=name_of)
+def test_a_page_of_the_reference_is_what_the_code_says(page):
+    same = page.read_text(encoding="utf-8") == written(page)
+    assert same, "write it again with `make docs`, and commit it"
+
+
+def test_every_key_is_described_in_a_phrase_that_stands_alone():
+    text = OPTIONS.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", text, re.MULTILINE)
     assert len(rows) > 150
     bad = [key for key, _, text in rows if not text or re.match(r"(of|in place of) ", text)]
     assert bad == []
 
 
-def test_every_key_of_a_training_is_on_the_page(reference):
-    rows = re.findall(r"^\| `([^`]+)` \|", reference.page(), re.MULTILINE)
+def test_every_key_of_a_training_is_on_the_page():
+    rows = re.findall(r"^\| `([^`]+)` \|", OPTIONS.read_text(encoding="utf-8"), re.MULTILINE)
     keys: list[str] = []
 
     def walk(node, prefix):

@@ -37,9 +37,8 @@ def test_no_page_of_the_site_needs_another_server(site):
     assert not [target for target in page.loaded if "//" in target]
 
 
-@pytest.mark.exhaustive
-def test_the_reference_of_python_lists_the_public_functions(site):
-    text = (site / "python-reference" / "index.html").read_text()
+def test_the_reference_of_python_lists_the_public_functions():
+    text = (DOCS / "reference" / "python.md").read_text()
     for name in ("dxn.load", "dxn.from_public", "predict_many", "UserError"):
         assert name in text
 

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # A guide shows one modality or one task. Its blocks work, in their order, in an empty folder.
 GUIDES = sorted([*(DOCS / "inputs").glob("*.md"), *(DOCS / "tasks").glob("*.md")])
-# `make docs` writes config.md, which is not committed.
-PAGES = [*sorted(set(DOCS.glob("*.md")) - {DOCS / "config.md"}), *GUIDES]
+PAGES = [*sorted(DOCS.glob("*.md")), *GUIDES]
+REFERENCE = sorted((DOCS / "reference").glob("*.md"))  # written by the modules beside them
 MODEL = Path("model", "config.yaml")  # the file that makes a run folder one of a finished training
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)

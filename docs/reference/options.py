@@ -1,6 +1,6 @@
-"""The page config.md of the site, from the signatures and the docstrings. Git ignores it.
+"""The page options.md, from the commands, dxn/conf, the signatures and the docstrings.
 
-python docs/reference.py   # writes docs/config.md
+python docs/reference/options.py   # writes docs/reference/options.md
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dxn.config.instantiate import signature_of
 from dxn.config.signatures import signature_from
 from dxn.config.words import CONF, groups, node_of, options
 
-PAGE = Path(__file__).with_name("config.md")
-INTRO = """# Configuration, key by key
+PAGE = Path(__file__).with_suffix(".md")
+INTRO = """# Options, key by key
 
-This page is written from the commands, `dxn/conf`, the signatures and the docstrings when the site
-is built. `dxn help KEY` prints the same in a terminal.
+`make docs` writes this page from the commands, `dxn/conf`, the signatures and the docstrings.
+`dxn help KEY` prints the same in a terminal.
 
 Every option is a Hydra override, `key=value`. A config group selects a file, as in
 `backbone=small`, or several files, as in `adapters=[text,image]`. `dxn show ...` prints the
@@ -33,7 +33,7 @@ An option of a part of a part has several dots, such as `backbone.norm.eps`. If 
 part is `null`, setting one of its keys turns it on: `adapters.text.norm.eps=1e-5`.
 """
 PUBLIC = """These files describe the architecture of public models: width, blocks, adapter, pooling
-and head. `weights=...` loads the weights, see [public models](public-models.md)."""
+and head. `weights=...` loads the weights, see [public models](../public-models.md)."""
 # Groups whose files override options instead of describing a part. The page only lists them.
 LISTED = ("debug", "experiment")
 
@@ -48,17 +48,35 @@ class Cells(NamedTuple):
 
 def page() -> str:
     """Return the content of the page."""
-    shown = [command for verb, command in all_commands().items() if verb != "show"]
-    verbs = [command_section(command) for command in shown]
+    # Many commands share options. Each option is described at the first command that has it.
+    described: dict[Cells, str] = {}
+    verbs: list[str] = []
+    for verb, command in all_commands().items():
+        if verb != "show":
+            verbs.append(command_section(command, described))
     parts = [group_section(name) for name in groups() if name not in LISTED]
     lists = [listing(name) for name in LISTED]
-    return "\n".join([INTRO, "## Verbs", "", *verbs, *parts, *lists])
+    return "\n".join([INTRO, "## Commands", "", *verbs, *parts, *lists])
 
 
-def command_section(command: type[Command]) -> str:
-    """Return the section of a command: its options, except for the groups."""
-    summary, rows = signature_from(command).summary, cells(command_rows(command))
-    return "\n".join([f"### dxn {command.verb()}", "", summary, "", *table(rows), ""])
+def command_section(command: type[Command], described: dict[Cells, str]) -> str:
+    """Return the section of a command: its options, except for the groups.
+
+    Args:
+        command: The command.
+        described: The command that describes each option so far. Those of this one are added.
+    """
+    verb, own, shared = command.verb(), [], {}
+    for row in cells(command_rows(command)):
+        if row in described:
+            shared.setdefault(described[row], []).append(row.key)
+        else:
+            described[row] = verb
+            own.append(row)
+    also = [f"As in `dxn {name}`: {', '.join(keys)}." for name, keys in shared.items()]
+    return "\n\n".join(
+        [f"### dxn {verb}", signature_from(command).summary, "\n".join(table(own)), *also, ""]
+    )
 
 
 def group_section(group: str) -> str:
