@@ -171,6 +171,8 @@ def _why_not_found(path: str) -> str:
         return "file not found: the cell has several paths, but there must be one path per column"
     if WINDOWS_PATH.search(path):
         return "file not found: a path of Windows; write it relative to the folder of the table"
+    if not Path(path).is_absolute():
+        return f"file not found (current directory: {Path.cwd()})"
     return "file not found"
 
 

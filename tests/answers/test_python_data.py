@@ -13,6 +13,8 @@ from dxn.data.columns.infer import names_new_groups
 from dxn.data.files import digest
 from dxn.data.sources.memory import tables_of, write_tables
 from dxn.data.tables.read import read_table
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.media import bytes_or_path
 from tests.helpers.newcomer import TEXT, TINY, run
 
 
@@ -46,6 +48,28 @@ def test_one_missing_file_does_not_make_the_paths_of_the_others_wrong(tmp_path, 
     cells = read_table(next(iter(files.values()))).columns["image"]
     assert has_paths
     assert [Path(cell).is_file() for cell in cells] == [False] + [True] * 5
+
+
+@pytest.mark.parametrize("name", ["none.png", "no/none.wav", "none.npy"])
+def test_paths_of_files_that_are_all_missing_start_in_the_current_folder(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame({"file": [name, f"{tmp_path}/there.png"], "url": ["http://a/b.png"] * 2})
+    files, _ = write_tables(tables_of(frame), tmp_path / "data")
+    columns = read_table(files["all"]).columns
+    assert columns["file"] == [f"{tmp_path}/{name}", f"{tmp_path}/there.png"]
+    assert columns["url"] == ["http://a/b.png"] * 2
+
+
+def test_the_message_about_a_missing_file_names_the_folder_in_which_its_path_starts(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadMedia, match=rf"^file not found \(current directory: {tmp_path}\)$"):
+        bytes_or_path("pictures/none.png")
+    with pytest.raises(BadMedia, match="^file not found$"):
+        bytes_or_path(tmp_path / "none.png")
 
 
 @pytest.mark.parametrize("wrap", [lambda x: (x, 1), lambda x: [x], lambda x: {"a": [x]}, list])

@@ -89,7 +89,7 @@ def test_a_modality_with_the_required_members_only_becomes_tokens():
         (WaveAdapter(7), [], r"^wave: must be a list of at least one value, got \[\]$"),
         (WaveAdapter(7), "1 2", "^wave: must be a list of at least one value, got '1 2'$"),
         (WaveAdapter(7), [[1], None], "^wave 2: has no value; leave it out, and `spread`"),
-        (ImageAdapter(8), ["no.png"], "^image 1: no.png: file not found$"),
+        (ImageAdapter(8), ["no.png"], "^image 1: no.png: file not found "),
         (
             ImageAdapter(8),
             [torch.rand(3, 8, 8)],

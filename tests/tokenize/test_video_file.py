@@ -298,7 +298,7 @@ def truncated(suffix):
         (lambda: as_bytes(".mp4", sound=sine()), "^has no pictures: it is an audio file$"),
         (lambda: b"\0\0\0\x18ftypisom" + bytes(100), "^damaged or truncated file|^no frames"),
         (lambda: b"GIF89a" + bytes(50), "^no|^damaged"),
-        (lambda: "missing.mp4", "^file not found$"),
+        (lambda: "missing.mp4", "^file not found "),
         (lambda: "https://example.com/a.mp4", "^is a URL"),
         (lambda: 17, "^must be a path, bytes or an array, got int$"),
         (lambda: np.zeros((3, 4, 5, 3)), r"^a video array must be uint8 .*float64"),

@@ -20,6 +20,8 @@ from dxn.data.splits.split import UNDIVIDED
 from dxn.data.tables.csv import filled_names
 from dxn.data.tables.read import Table
 from dxn.tokenize.cells.cell_values import is_null, plain_value
+from dxn.tokenize.media import MEDIA_SUFFIXES
+from dxn.tokenize.series.values import SUFFIXES
 
 if TYPE_CHECKING:
     import pandas
@@ -173,12 +175,19 @@ def _plain(value: Any) -> Any:
 def _absolute(values: Sequence[Any]) -> list[Any] | None:
     """Return absolute paths for a column of paths of files, None for another column.
 
-    A few files can be missing. The rows of these are reported when they are read.
+    Files can be missing. The rows of these are reported when they are read.
     """
     texts = [value for value in values if value is not None][:MAX_TRIED]
-    if not texts or 2 * sum(map(_is_file, texts)) <= len(texts):
+    names = [value for value in texts if _is_file(value) or _is_name_of_media(value)]
+    if not texts or 2 * len(names) <= len(texts):
         return None
     return [str(Path(v).absolute()) if isinstance(v, str | Path) else v for v in values]
+
+
+def _is_name_of_media(value: Any) -> bool:
+    # A URL starts nowhere on this disk.
+    is_path = isinstance(value, str | Path) and "://" not in str(value)
+    return is_path and str(value).lower().endswith((*MEDIA_SUFFIXES, *SUFFIXES))
 
 
 def _is_file(value: Any) -> bool:
