@@ -75,7 +75,18 @@ def test_a_data_frame_is_predicted_with_the_same_index(run):
 @pytest.mark.parametrize(
     ("predict", "message"),
     [
-        (lambda m: m.predict(frame_of(3)[["stars"]]), "review"),
+        (
+            lambda m: m.predict(frame_of(3)[["stars"]]),
+            r"its columns are stars \(add it, or rename another one: \.rename\(columns=",
+        ),
+        (
+            lambda m: m.predict(frame_of(3).rename(columns={"review": "reviews"})),
+            r"did you mean 'reviews'\? .*\.rename\(columns={'reviews': 'review'}\)\)$",
+        ),
+        (
+            lambda m: m.predict(pd.DataFrame({"review": [None], "stars": [None]})),
+            "are all missing; correct the data or drop the row$",
+        ),
         (lambda m: m.predict(frame_of(3), review="x"), "review: cannot be combined"),
         (lambda m: m.predict([1, 2]), "this model has the inputs review, stars; name them"),
         (lambda m: m.predict(frame_of(0)), "no rows"),

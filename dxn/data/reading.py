@@ -66,7 +66,7 @@ def open_rows(
         tokenizers: Tokenizer of each input, by input name. Other inputs are ignored.
         on_bad: "error" raises an error for a bad row, "skip" leaves it out, and "missing" uses
             those of its inputs that can be read.
-        key: Name of the on_bad option in error messages.
+        key: Name of the on_bad option in error messages. Empty: a program has none.
         **options: Further options of `survey_rows`, such as the task.
 
     Raises:
@@ -94,7 +94,7 @@ def refuse_bad(opened: Opened, key: str = "data.on_bad") -> None:
 
     Args:
         opened: The rows.
-        key: Name of the on_bad option in the message.
+        key: Name of the on_bad option in the message. Empty: a program has none.
     """
     if not opened.bad:
         return
@@ -102,9 +102,8 @@ def refuse_bad(opened: Opened, key: str = "data.on_bad") -> None:
     more = f" (and {count(len(opened.bad) - 1, 'more problem')})" if len(opened.bad) > 1 else ""
     # `dxn check` knows nothing of the columns that a trained model reads.
     hint = " (dxn check lists all bad rows)" if key.startswith("data.") else ""
-    raise UserError(
-        f"{first.origin}: {first}{more}; correct the data, or set {key}=skip or {key}=missing{hint}"
-    )
+    advice = f", or set {key}=skip or {key}=missing{hint}" if key else " or drop the row"
+    raise UserError(f"{first.origin}: {first}{more}; correct the data{advice}")
 
 
 def survey_rows(

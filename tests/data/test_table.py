@@ -307,7 +307,7 @@ def test_rows_to_predict_keep_a_target_that_they_have(tmp_path, readers, target,
 def test_rows_to_predict_without_the_column_of_an_input_are_refused(tmp_path, readers):
     path = write_table(tmp_path / "new.csv", [{"photo": "a.png", "heads": "Blue"}])
     with pytest.raises(UserError) as caught:
-        rows_of_table(path, SPECS, readers)
+        rows_of_table(path, SPECS, readers, columns={})
     assert str(caught.value) == (
         "new.csv: no column 'head', which is the input 'title' of the model; its columns are "
         "photo, heads; did you mean 'heads'? (columns.head=heads reads the input from another "

@@ -410,7 +410,7 @@ def map_columns(
     table: Table,
     inputs: Mapping[str, InputSpec],
     targets: Sequence[str],
-    columns: Mapping[str, str],
+    columns: Mapping[str, str] | None,
 ) -> tuple[dict[str, InputSpec], list[str]]:
     """Return the columns of a new table that contain the inputs and the target.
 
@@ -418,7 +418,8 @@ def map_columns(
         table: The new table.
         inputs: Inputs of the training data set, by input name.
         targets: Target columns of the training data set.
-        columns: Column of the new table, by input name or by column of the training data set.
+        columns: Column of the new table, by input name or by column of the training data set. None:
+            a program passes the table, which renames columns itself.
 
     Returns:
         The inputs and the target columns, see `choose_columns`.
@@ -428,7 +429,8 @@ def map_columns(
     """
     by_input = {name: spec.column for name, spec in inputs.items()}
     names = dict.fromkeys([*by_input, *by_input.values(), *targets])
-    for key, column in columns.items():
+    renamed = columns or {}
+    for key, column in renamed.items():
         if key not in names:
             hint = did_you_mean(key, names, "columns.{}")
             raise UserError(
@@ -438,27 +440,31 @@ def map_columns(
         table.column(str(column), f"columns.{key}")
 
     def column_of(name: str, trained: str) -> str:
-        return column_name(str(columns.get(name, columns.get(trained, trained))))
+        return column_name(str(renamed.get(name, renamed.get(trained, trained))))
 
     mapped = {n: InputSpec(column_of(n, s.column), s.modality) for n, s in inputs.items()}
     # A missing column is an error, because predictions without this input would be less accurate.
     for name, spec in mapped.items():
         if spec.column not in table.columns:
             used = {other.column for other in mapped.values()}
-            _raise_missing(table, name, spec.column, used)
+            _raise_missing(table, name, spec.column, used, has_option=columns is not None)
     # New data needs no target. With only some of the target columns, the labels would be wrong.
     new_targets = [column_of(target, target) for target in targets]
     has_all = all(column in table.columns for column in new_targets)
     return mapped, new_targets if has_all else []
 
 
-def _raise_missing(table: Table, name: str, column: str, used: set[str]) -> None:
+def _raise_missing(
+    table: Table, name: str, column: str, used: set[str], *, has_option: bool
+) -> None:
     free = [other for other in table.columns if other not in used]
     hint = did_you_mean(column, free)
     # If no name is similar, any column that is not used yet is at least a valid example.
     example = similar(column, free) or (free or ["COLUMN"])[0]
+    advice = f"columns.{column}={example} reads the input from another column"
+    if not has_option:
+        advice = f"add it, or rename another one: .rename(columns={{{example!r}: {column!r}}})"
     raise UserError(
         f"{table.name}: no column {column!r}, which is the input {name!r} of the model; its "
-        f"columns are {', '.join(table.columns)}{hint} (columns.{column}={example} reads the "
-        "input from another column)"
+        f"columns are {', '.join(table.columns)}{hint} ({advice})"
     )

@@ -339,7 +339,7 @@ def rows_of_table(
         target: Target of the training data set, see `Source.target`. Targets are read if the table
             has all of its columns.
         columns: Column of the table for an input, or for a column of the training data set.
-            Default: the columns have the same names as in the training data set.
+            None: a program passes the table, whose columns have the names of the training data set.
         keep: Further columns to copy to `Rows.ids`.
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files. Default: UTF-8, or UTF-16 with a byte order mark.
@@ -379,7 +379,7 @@ def rows_of_table(
         if name not in optional
         or renamed.get(name, renamed.get(spec.column, spec.column)) in whole.columns
     }
-    inputs, new_targets = map_columns(whole, inputs, targets, renamed)
+    inputs, new_targets = map_columns(whole, inputs, targets, columns)
     rows = to_rows(whole, inputs, new_targets, readers, targets, confine=outside)
     used = [*(spec.column for spec in inputs.values()), *new_targets]
     ids = identifying_columns(whole, used, keep)

@@ -87,13 +87,16 @@ class ModelInputs:
             required=self.required,
         )
 
-    def open(self, rows: Rows, on_bad: OnBad, *, with_target: bool = False) -> Opened:
+    def open(
+        self, rows: Rows, on_bad: OnBad, *, with_target: bool = False, key: str = "on_bad"
+    ) -> Opened:
         """Read the files of rows for prediction or evaluation, see `dxn.data.reading.open_rows`.
 
         Args:
             rows: The rows.
             on_bad: What to do with rows that cannot be read: "error", "skip" or "missing".
             with_target: Whether every row needs a target.
+            key: Name of the option on_bad in messages. Empty: a program has none.
 
         Raises:
             UserError: If a row cannot be read and on_bad is "error", or no row is left.
@@ -107,7 +110,7 @@ class ModelInputs:
             task=self.task,
             on_bad=on_bad,
             need_target=with_target,
-            key="on_bad",
+            key=key,
             # Each file is used once, so that there is no reason to keep many of them.
             budget=CacheBudget(PREDICTED_GB),
             only_headers=True,
@@ -459,7 +462,7 @@ class ModelInputs:
             confine=False,
         )
         inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
-        opened = self.open(replace(rows, cells=inputs), "error")
+        opened = self.open(replace(rows, cells=inputs), "error", key="")
         self.warn(opened)
         return opened
 
