@@ -72,7 +72,8 @@ def describe(
                 f"{len(missing)} inputs have missing values, {sum(missing.values()):,} in all"
             ]
         if split.skipped:
-            remarks.append(f"{split.skipped} skipped")
+            # The lines about splits and presets count all rows, before any is read.
+            remarks.append(f"{split.skipped:,} of {len(split) + split.skipped:,} skipped")
         remark = f" ({', '.join(remarks)})" if remarks else ""
         rows = count(len(split), "row")
         if name == "train" and source.stream is not None:

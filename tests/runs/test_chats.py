@@ -176,6 +176,12 @@ def test_wrong_rows_are_listed_and_can_be_left_out(table, tmp_path, capsys, monk
     assert line.startswith("dxn: bad.jsonl row ") and "dxn check lists all bad rows" in line
     run = tmp_path / "run"
     assert main(["train", str(path), *TINY, "data.on_bad=skip", f"run={run}"]) == 0
+    # The number of rows in the lines about splits includes those that are skipped.
+    out = capsys.readouterr().out
+    splits = re.search(r"train (\d+), validation", out)
+    skipped = re.search(r"^train: (\d+) rows \((\d+) of (\d+) skipped\)", out, re.M)
+    assert splits and skipped and splits[1] == skipped[3]
+    assert int(skipped[1]) + int(skipped[2]) == int(skipped[3])
 
 
 def test_long_conversations_are_counted(table, tmp_path, capsys):
