@@ -23,7 +23,7 @@ from dxn.config.words import AS_TYPED, options
 from dxn.core.errors import UserError, similar
 from dxn.data.formats import ARRAYS, require_path, table_format
 from dxn.data.sources.detect import infer_source
-from dxn.runs.folder import AUTO, trained_run, weights_of_run
+from dxn.runs.folder import AUTO, has_model, is_run, trained_run, weights_of_run
 
 if TYPE_CHECKING:
     from dxn.data.dataset import Opened
@@ -202,7 +202,7 @@ def check_input(key: str, value: Any, settings: Settings) -> tuple[Any, str | No
     is_path = value in settings.overrides or table_format(str(value)) is not None
     if isinstance(value, str) and is_path:
         try:
-            _require(key, value)
+            _require(key, value, settings)
         except UserError as error:
             advice = "; a text is written input.NAME=..." if " " in value else ""
             raise UserError(f"{error}{advice}") from error
@@ -216,11 +216,18 @@ def check_data(key: str, value: Any, settings: Settings) -> tuple[Any, str | Non
         for name in DATA_PATHS:
             paths = value.get(name)
             for path in paths if isinstance(paths, list) else [paths]:
-                _require(f"{key}.{name}", path)
+                _require(f"{key}.{name}", path, settings)
     return value, None
 
 
-def _require(key: str, path: Any) -> None:
+def _require(key: str, path: Any, settings: Settings) -> None:
+    # Other programs that use Hydra have the same folder of options, and no model.
+    is_free = isinstance(path, str) and settings.values.get("run") is None
+    if is_free and is_run(Path(path)) and has_model(Path(path)):
+        use = f"write run={path} to use its model"
+        if key != "input":
+            use = f"choose the path of data, or continue its training with dxn train resume={path}"
+        raise UserError(f"{key}: {path} is the folder of a run; {use}")
     # Data sources and predictors read patterns themselves.
     if isinstance(path, str) and (Path(path).exists() or not PATTERN.search(path)):
         require_path(Path(path), key)

@@ -323,6 +323,24 @@ def test_a_wrong_path_of_a_checkpoint_is_not_searched_on_the_hub(shop, capsys):
     assert wrong.endswith("a model on the hub is written OWNER/NAME")
 
 
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        ("predict", "input: runs/one is the folder of a run; write run=runs/one to use its model"),
+        ("evaluate", "input: runs/one is the folder of a run; write run=runs/one to use its model"),
+        ("embed", "input: runs/one is the folder of a run; write run=runs/one to use its model"),
+        ("train", "data.path: runs/one is the folder of a run; choose the path of data, or"),
+    ],
+)
+def test_a_run_folder_without_its_key_is_recognized(verb, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder in (".hydra", "model"):
+        (tmp_path / "runs/one" / folder).mkdir(parents=True)
+        (tmp_path / "runs/one" / folder / "config.yaml").write_text("")
+    assert main([verb, "runs/one"]) == 2
+    assert f"dxn: {message}" in capsys.readouterr().err
+
+
 def test_the_newest_run_of_a_folder_is_used_and_named(shop, capsys):
     for name in ("first", "second"):
         options = [*TINY, "adapters=[text]", f"run=runs/{name}"]
