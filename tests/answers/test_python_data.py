@@ -68,7 +68,7 @@ def test_the_message_about_a_missing_file_names_the_folder_in_which_its_path_sta
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadMedia, match=rf"^file not found \(current directory: {tmp_path}\)$"):
         bytes_or_path("pictures/none.png")
-    with pytest.raises(BadMedia, match="^file not found$"):
+    with pytest.raises(BadMedia, match=r"^file not found$"):
         bytes_or_path(tmp_path / "none.png")
 
 
