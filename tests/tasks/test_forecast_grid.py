@@ -147,6 +147,14 @@ def test_a_long_sequence_is_split_by_time_without_overlap_of_the_targets(tmp_pat
     assert source.splits["train"].origin[0] == "long.npy row 5"
 
 
+@pytest.mark.parametrize("steps", [6, 12, 24, 48])
+def test_the_default_horizon_of_one_short_sequence_leaves_several_training_windows(steps, tmp_path):
+    np.save(tmp_path / "short.npy", np.random.default_rng(0).standard_normal((steps, 3, 3)))
+    source = grid(str(tmp_path / "short.npy"), readers=READERS)
+    assert len(source.splits["train"]) > 1
+    assert list(source.splits) == ["train", "validation", "test"]
+
+
 def test_each_of_several_sequences_is_in_one_split(tmp_path):
     frames = np.arange(20, dtype=np.float32)[:, None, None, None] + np.zeros((20, 7, 2, 3))
     np.savez(tmp_path / "many.npz", frames=frames)
@@ -164,7 +172,8 @@ def test_each_of_several_sequences_is_in_one_split(tmp_path):
         (np.full((4, 3, 3), "a"), "must be an array of numbers"),
         (np.full((4, 3, 3), np.inf), "infinite numbers"),
         (np.zeros((1, 400, 400)), "at most 100,000 cells"),
-        (np.zeros((3, 2, 2)), "too few for a history"),
+        (np.zeros((3, 2, 2)), "set a shorter data.horizon or data.context"),
+        (np.zeros((4, 2, 2)), "set a shorter data.horizon or data.context"),
         (np.full((40, 2, 2), np.nan), "has no value"),
     ],
 )

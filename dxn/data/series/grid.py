@@ -24,8 +24,10 @@ from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
 
-# Without an option, a sequence has at least so many horizons, and a horizon at most MAX_HORIZON.
+# Without an option, a sequence has at least so many horizons, and a horizon at most MAX_HORIZON. One
+# long sequence contains the three parts and the context, and a training needs several windows.
 MIN_HORIZONS = 4
+MIN_HORIZONS_OF_ONE = 8
 MAX_HORIZON = 10
 CONTEXT_HORIZONS = 2
 MAX_CELLS = 100_000  # of a frame, each of which is a channel
@@ -53,8 +55,8 @@ def grid(
         path: .npy or .npz file with one array of numbers: (time steps, rows, columns), or
             (sequences, time steps, rows, columns). NaN is a missing cell.
         readers: Readers in use, by modality. The caller sets this argument.
-        horizon: Number of future frames to predict. Default: a quarter of the time steps, at most
-            10.
+        horizon: Number of future frames to predict. Default: a quarter of the time steps, of one
+            sequence an eighth, at most 10.
         context: Number of past frames that the model reads. Default: twice the horizon. Of
             sequences, the frames before the horizon if they are fewer.
         stride: Number of frames between the starts of training windows.
@@ -69,9 +71,10 @@ def grid(
     steps = sequences.shape[1]
     reasons: list[str] = []
     if horizon is None:
-        horizon = max(1, min(steps // MIN_HORIZONS, MAX_HORIZON))
+        least = MIN_HORIZONS_OF_ONE if len(sequences) == 1 else MIN_HORIZONS
+        horizon = max(1, min(steps // least, MAX_HORIZON))
         reasons.append(
-            f"the horizon is a quarter of {count(steps, 'time step')}, from 1 to {MAX_HORIZON}"
+            f"the horizon is 1/{least} of {count(steps, 'time step')}, from 1 to {MAX_HORIZON}"
         )
     if context is None:
         context = min(CONTEXT_HORIZONS * horizon, max(steps - horizon, 1))
@@ -92,10 +95,12 @@ def grid(
     elif steps > horizon:
         for name, rows in _divided(len(sequences), fractions, seed).items():
             parts[name] = [(row, start) for row in rows for start in windows.starts(0, steps)]
-    if not parts:
+    has_one = len(sequences) == 1 and SPLITS[0] in parts and len(parts[SPLITS[0]]) == 1
+    if not parts or has_one:
         raise UserError(
-            f"{path}: has {count(steps, 'time step')}, too few for a history and a horizon of "
-            f"{horizon} in each split; set a shorter data.horizon"
+            f"{path}: has {count(steps, 'time step')}, too few for two training windows with a "
+            f"context of {context}, and a horizon of {horizon} in each split; set a shorter "
+            "data.horizon or data.context, or use more frames"
         )
     about = f" ({'; '.join(reasons)})" if reasons else ""
     notes = [f"horizon: {count(horizon, 'frame')}, context: {context}{about}"]
