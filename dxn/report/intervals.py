@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,9 @@ MAX_DRAWN = 2000
 MAX_ROWS = 10_000  # rows that intervals are computed from, which limits time and memory
 MIN_ROWS = 10  # below this number, an interval would say more about the method than about the model
 FLIPS = 10_000  # permutations of the paired test
-SHARES = ("accuracy", "accuracy_top5", "exact_match")  # of right rows
+# Shares of right rows, and what is 1 if all rows are right.
+SHARES = ("accuracy", "accuracy_top5", "exact_match", "f1_micro")
+MACRO = "f1_macro"  # a mean over classes
 Z = 1.96  # quantile of the normal distribution for a 95% interval
 CHUNK = 500  # permutations at a time, which limits the memory
 
@@ -45,7 +49,7 @@ def metric_intervals(
 
     Returns:
         Intervals by metric. Metrics whose resamples are not finite or all equal are left out,
-        except for shares of right rows.
+        except for shares of right rows and the macro F1 if all or no rows are right.
     """
     if len(truths) < MIN_ROWS:
         return {}
@@ -63,10 +67,26 @@ def metric_intervals(
                 intervals[name] = low, high
             elif name in SHARES and figures[name] in (0, 1):
                 intervals[name] = _exact_interval(figures[name], num_blocks)
+            elif name == MACRO and figures[name] in (0, 1):
+                share = num_blocks / len(truths)
+                independent = share * _balanced_rows(task.target, truths)
+                intervals[name] = _exact_interval(figures[name], independent)
     return intervals
 
 
-def _exact_interval(share: float, num_rows: int) -> Interval:
+def _balanced_rows(target: Any, truths: Sequence[Any]) -> float:
+    """Return the number of rows of classes of equal size whose mean is as certain.
+
+    The variance of a mean over K classes of n_k rows is proportional to sum(1 / n_k) / K².
+    """
+    rows = Counter(chain.from_iterable(map(target.names, truths)))
+    if not rows:  # no row has a label
+        return len(truths)
+    balanced = len(rows) ** 2 / sum(1 / number for number in rows.values())
+    return min(balanced, len(truths))  # a row can have several labels
+
+
+def _exact_interval(share: float, num_rows: float) -> Interval:
     """Return the interval of a share of 0 or 1 by Clopper and Pearson (Biometrika 26, 1934)."""
     edge = ((1 - CONFIDENCE) / 2) ** (1 / num_rows)
     return (edge, 1.0) if share == 1 else (0.0, 1 - edge)

@@ -151,9 +151,32 @@ def test_a_share_of_all_or_no_rows_has_the_exact_interval(name, expected):
     share = float(name == "ant")
     figures = {"accuracy": share, "f1_macro": share}
     found = metric_intervals(classify(), predictions, [name] * 80, figures)
-    assert found == {"accuracy": pytest.approx(expected, abs=1e-4)}
+    assert found == dict.fromkeys(figures, pytest.approx(expected, abs=1e-4))
     exact = binomtest(80 * int(share), 80).proportion_ci(method="exact")
     assert found["accuracy"] == pytest.approx((exact.low, exact.high), abs=1e-6)
+
+
+@pytest.mark.parametrize("rare", [40, 8])
+def test_the_mean_over_classes_of_right_rows_depends_on_the_rarest_class(rare):
+    truths = ["ant"] * (80 - rare) + ["bee"] * rare
+    predictions = [
+        torch.tensor([0.9, 0.05, 0.05] if t == "ant" else [0.05, 0.9, 0.05]) for t in truths
+    ]
+    figures = {"accuracy": 1.0, "f1_macro": 1.0}
+    found = metric_intervals(classify(), predictions, truths, figures)
+    edges = {40: 0.025 ** (1 / 80), 8: 0.025 ** ((1 / 8 + 1 / 72) / 4)}
+    assert found["f1_macro"] == pytest.approx((edges[rare], 1))
+    assert found["accuracy"] == pytest.approx((edges[40], 1))
+
+
+def test_all_labels_of_all_rows_right_have_an_interval():
+    labels = Multilabel()
+    labels.target.fit([[name] for name in NAMES])
+    predictions = [torch.tensor([0.9, 0.1, 0.9]), torch.tensor([0.1, 0.1, 0.1])] * 20
+    truths = [["ant", "cow"], []] * 20
+    figures = {"exact_match": 1.0, "f1_micro": 1.0, "f1_macro": 1.0}
+    found = metric_intervals(labels, predictions, truths, figures)
+    assert found == dict.fromkeys(figures, pytest.approx((0.025 ** (1 / 40), 1)))
 
 
 def test_few_rows_have_no_interval():

@@ -24,8 +24,8 @@ from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
 
-# Without an option, a sequence has at least so many horizons, and a horizon at most MAX_HORIZON. One
-# long sequence contains the three parts and the context, and a training needs several windows.
+# Without an option, a sequence has at least so many horizons, and a horizon at most MAX_HORIZON. A
+# single one contains all parts and the context, and a training needs several windows.
 MIN_HORIZONS = 4
 MIN_HORIZONS_OF_ONE = 8
 MAX_HORIZON = 10
