@@ -46,6 +46,17 @@ def test_debug_overfit_counts_the_learned_samples(tmp_path, capsys):
     assert "epoch 100/100" in output
 
 
+def test_debug_overfit_is_not_compared_with_simple_methods(tmp_path, capsys):
+    # The text says nothing about the rare label, so that the most frequent one is the best answer.
+    rows = "\n".join(f"text {i * 37 % 101},{'rare' if i % 7 == 0 else 'usual'}" for i in range(90))
+    content = f"text,label\n{rows}"
+    output = output_of(
+        capsys, tmp_path, "debug=overfit", "trainer.epochs=2", "baseline=auto", content=content
+    )
+    assert "simple methods" not in output and "always usual" not in output
+    assert "learned; the model has seen no other samples" in output
+
+
 def test_debug_overfit_of_numbers_prints_their_error(tmp_path, capsys):
     numbers = "\n".join(["text,label", *(f"number {i},{i}.5" for i in range(60))])
     output = output_of(capsys, tmp_path, "debug=fast", content=numbers)

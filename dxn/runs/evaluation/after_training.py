@@ -85,6 +85,8 @@ def evaluate(
         further=frozen,
         train=run.splits["train"] if has_simple else None,
         share=limit.share_of_methods,
+        # A model that has seen a few samples only is worse than most methods.
+        compares=not run.loader.overfit,
     )
     if evaluated is None:
         return None

@@ -99,6 +99,7 @@ def evaluate_subsets(
     further: Figures | None = None,
     train: Opened | None = None,
     share: float = 1.0,
+    compares: bool = True,
 ) -> tuple[Results, Answers] | None:
     """Print the metrics for every subset of the inputs, and write predictions.csv and tokens.png.
 
@@ -114,6 +115,7 @@ def evaluate_subsets(
         further: Metrics of further rows of the table, by the name of the row.
         train: The training split, from which simple methods learn. None: there are none.
         share: Share of the usual time of slow ones among them, 0 to 1.
+        compares: Whether simple methods stand beside the model.
 
     Returns:
         The results, and the predictions from the largest subset. None in all processes except the
@@ -163,8 +165,10 @@ def evaluate_subsets(
     best = figures[sets[-1]]
     figures |= parts
     figures |= further or {}
-    simple = {} if train is None else dict(simple_figures(task, train, last, share))
-    simple |= trivial_figures(task, last)
+    simple: dict[str, Mapping[str, float]] = {}
+    if compares:
+        simple |= {} if train is None else simple_figures(task, train, last, share)
+        simple |= trivial_figures(task, last)
     figures |= simple
     figures |= task.metric.further_rows(last.predictions.predicted)
     results = task_results(
