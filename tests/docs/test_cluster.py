@@ -1,4 +1,4 @@
-"""The commands, the scripts and the manifests of docs/cluster.md, and the Dockerfile."""
+"""The commands of docs/cluster.md, the files of examples/jobs, and the Dockerfile."""
 
 import os
 import re
@@ -15,6 +15,7 @@ import yaml
 from helpers.pages import DOCS, ROOT, blocks, check_command, commands, run_python
 
 PAGE = DOCS / "cluster.md"
+JOBS = ROOT / "examples" / "jobs"
 BILLION_PAIRS = ROOT / "benchmarks" / "studies" / "billion_pairs.md"
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 # Waits for a signal, as torchrun does, whose exit code after it is 1.
@@ -29,25 +30,24 @@ if [ "$1" = show ]; then printf 'node7\\nnode8\\n'; else echo "$*" >> requeued; 
 """
 
 
-def block_of(kind):
-    (block,) = (block.text for block in blocks(PAGE) if block.kind == kind)
-    return block
+def job(name):
+    return (JOBS / name).read_text(encoding="utf-8")
 
 
 def manifests():
-    return list(yaml.safe_load_all(block_of("yaml")))
+    return list(yaml.safe_load_all(job("several_machines.yaml")))
 
 
 def launches():
-    """Every torchrun command of the page: its own words, and those after `-m dxn`."""
-    for block in blocks(PAGE):
-        if block.kind in ("sh", "bash", "yaml"):
-            text = block.text.replace("\\\n", " ")
-            options = re.search(r"options=\((.*)\)", text)
-            for launch, training in re.findall(r"(torchrun .*?) -m dxn (.*)", text):
-                if options is not None:
-                    training = training.replace('"${options[@]}"', options[1]).removesuffix(" &")
-                yield launch, training
+    """Every torchrun command of the page and the jobs: its words, and those after `-m dxn`."""
+    texts = [block.text for block in blocks(PAGE) if block.kind == "sh"]
+    for text in [*texts, job("several_machines.sbatch"), job("several_machines.yaml")]:
+        text = text.replace("\\\n", " ")
+        options = re.search(r"options=\((.*)\)", text)
+        for launch, training in re.findall(r"(torchrun .*?) -m dxn (.*)", text):
+            if options is not None:
+                training = training.replace('"${options[@]}"', options[1]).removesuffix(" &")
+            yield launch, training
 
 
 def test_the_training_of_each_launch_composes():
@@ -99,8 +99,8 @@ def test_two_machines_find_each_other_with_the_command_of_the_page_also_after_a_
 
 @pytest.fixture
 def slurm(tmp_path):
-    """A folder with the script of the page, and programs that stand for those of Slurm."""
-    (tmp_path / "train.sbatch").write_text(block_of("bash"))
+    """A folder with the script for several machines, and programs that stand for those of Slurm."""
+    (tmp_path / "train.sbatch").write_text(job("several_machines.sbatch"))
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -145,10 +145,19 @@ def test_a_slurm_job_tries_three_times_if_a_process_fails(slurm):
     assert not (slurm / "requeued").exists()
 
 
+def test_the_jobs_for_one_machine_start_and_continue_the_same_run():
+    (manifest,) = yaml.safe_load_all(job("one_machine.yaml"))
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    (command,) = re.findall(r"^srun (.*)$", job("one_machine.sbatch"), re.MULTILINE)
+    assert container["command"] == command.split()
+    assert len(check_command(command)) == 1 and command.endswith("resume=auto")
+    subprocess.run(["bash", "-n"], input=job("one_machine.sbatch"), text=True, check=True)
+
+
 def test_the_pods_of_the_manifest_find_the_first_one():
-    service, job = manifests()
-    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
-    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    service, pods = manifests()
+    name, pod = pods["metadata"]["name"], pods["spec"]["template"]["spec"]
+    assert pods["spec"]["completions"] == pods["spec"]["parallelism"] == 2
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": name}
     (container,) = pod["containers"]
