@@ -1,4 +1,4 @@
-"""Every file and command of docs/extend.md works as the page shows it, in one folder of a user."""
+"""The commands of docs/extend.md work in a copy of examples/extending, whose files it shows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.pages import DOCS, ROOT
 from PIL import Image
 from safetensors.torch import load_file
 from torchvision.transforms.functional import to_tensor
@@ -25,9 +27,10 @@ from dxn.export.folder import program_of
 from dxn.export.recipes import INPUTS
 from dxn.weights import families
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "extend.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "extending"
 FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FILES = dict(FILE.findall(PAGE))
+SHOWN = dict(FILE.findall(PAGE))
 MAX_LINES = 40  # of Python, without blank lines
 
 
@@ -40,7 +43,7 @@ def commands() -> list[list[str]]:
 
 def install(folder: Path) -> None:
     """Install the package as `pip install -e .` does: its metadata is found on sys.path."""
-    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     info = folder / f"{project['name']}-{project['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
@@ -70,11 +73,7 @@ def shortened(arguments: list[str]) -> list[str]:
 def place(tmp_path_factory):
     """A folder with the files of the page, in which all commands have been run."""
     folder = tmp_path_factory.mktemp("extend")
-    for name, text in FILES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (folder / "weather" / "__init__.py").touch()
+    shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
     before = list(sys.path)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -100,21 +99,22 @@ def installed(place, monkeypatch):
     return place
 
 
-def test_the_page_has_a_file_of_each_kind_and_a_command_for_it():
-    parts = {"adapters/curve", "head/ordinal", "data/logbook"}
-    assert {f"weather/conf/{part}.yaml" for part in parts} <= FILES.keys()
+def test_the_page_uses_each_kind_of_file_and_of_command():
+    names = {path.relative_to(EXAMPLE).as_posix() for path in EXAMPLE.rglob("weather/**/*.yaml")}
+    assert names and all(name.removeprefix("weather/conf/") in PAGE for name in names)
     verbs = {words[1] for words in commands() if words[0] == "dxn"}
     assert verbs >= {"train", "evaluate", "predict", "tokenize", "check", "embed"}
 
 
-def test_every_block_with_a_file_name_is_extracted():
-    assert PAGE.count("```python") == sum(name.endswith(".py") for name in FILES)
-    assert PAGE.count("```yaml") == sum(name.endswith(".yaml") for name in FILES)
+def test_the_page_shows_the_files_as_they_are():
+    assert {name: (EXAMPLE / name).read_text(encoding="utf-8") for name in SHOWN} == SHOWN
+    assert PAGE.count("```python") + PAGE.count("```yaml") == len(SHOWN)
 
 
 @pytest.mark.parametrize("name", ["curve", "ordinal", "focal", "cumulative"])
 def test_a_modality_a_task_and_a_space_are_short(name):
-    lines = [line for line in FILES[f"weather/{name}.py"].splitlines() if line.strip()]
+    text = (EXAMPLE / "weather" / f"{name}.py").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip()]
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= 100
 
