@@ -1,6 +1,6 @@
 """Options for a training that starts from public weights (preset=auto).
 
-docs/presets.md lists the rules, and benchmarks/studies/presets.md the measurements behind them.
+benchmarks/studies/presets.md lists the rules, and the measurements behind them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options that suit the data (preset=auto): the rules of each modality, and what they know.
 
-docs/presets.md lists the rules, and benchmarks/studies/presets.md the measurements behind them.
+benchmarks/studies/presets.md lists the rules, and the measurements behind them.
 """
 
 from __future__ import annotations
