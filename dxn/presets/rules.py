@@ -368,7 +368,7 @@ def _advise_masks(
     }
     yield from facts.advice(options, about)
     if facts.num_classes > 2:
-        yield Advice("head.balance", True, f"{facts.num_classes} classes of pixels")
+        yield Advice("head.balance", "root", f"{facts.num_classes} classes of pixels")
     if side > DIVIDED:
         yield Advice("head.tile", TILE, about, follows=f"{facts.prefix}.image_size")
         # An epoch has about all pixels.

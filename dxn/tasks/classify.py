@@ -21,6 +21,7 @@ from dxn.tasks.names import (
     MAX_CLASS_COLUMNS,
     TOP,
     TYPES,
+    Balance,
     Names,
     class_name,
     explain_case,
@@ -147,14 +148,15 @@ class Classify(HeadOptions, Task[Class]):
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (uniform targets)
             (arXiv:1512.00567, section 7).
-        balance: Whether to weight each class in the loss by its inverse frequency.
+        balance: Weight of each class in the loss: its inverse frequency (inverse), the root of this
+            (root), or the same for all (none).
         pair: Whether the inputs are two texts that become one sequence, as in BERT.
     """
 
     name = "classify"
 
     label_smoothing: Probability = 0.0
-    balance: bool = False
+    balance: Balance = "none"
     pair: bool = False
 
     def __post_init__(self):

@@ -17,7 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.parts import imported
 from dxn.core.randomness import Probability, evenly_spaced
 from dxn.tasks.heads import HeadOptions
-from dxn.tasks.names import class_name
+from dxn.tasks.names import Balance, class_name
 from dxn.tasks.task import TASKS, Task
 from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers, mixed_decimals, units_of
 from dxn.tokenize.cells.joined import list_of
@@ -77,7 +77,8 @@ class Auto(HeadOptions):
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1. Default: the default of the
             chosen task.
-        balance: Whether to give rare classes a higher weight in the loss.
+        balance: Weight of each class in the loss: its inverse frequency (inverse), the root of this
+            (root), or the same for all (none).
         decoder: Decoder for a task that generates text. Null: targets that need such a task are
             refused.
     """
@@ -85,7 +86,7 @@ class Auto(HeadOptions):
     is_supervised: ClassVar[bool] = True
 
     label_smoothing: Probability | None = None
-    balance: bool = False
+    balance: Balance = "none"
     decoder: Callable[..., nn.Module] | None = None
 
     def resolve(

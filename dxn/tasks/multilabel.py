@@ -25,7 +25,9 @@ from dxn.tasks.heads import HeadOptions
 from dxn.tasks.infer import FEW, SEPARATOR, explain_joined
 from dxn.tasks.metric import ClassScores, Metric, f1_scores
 from dxn.tasks.names import (
+    POWERS,
     TYPES,
+    Balance,
     Names,
     NamesState,
     class_name,
@@ -65,7 +67,7 @@ class LabelSets(Names):
 
     Args:
         separator: Text between the labels of one cell.
-        balance: Whether `fit` computes the weights of positive samples.
+        balance: Weights of positive samples that `fit` computes.
 
     Attributes:
         separator: Text between the labels of one cell.
@@ -79,7 +81,7 @@ class LabelSets(Names):
     State: ClassVar[type[Strict]] = LabelSetsState
     nouns = ("label", "labels")
 
-    def __init__(self, separator: str = SEPARATOR, *, balance: bool = False):
+    def __init__(self, separator: str = SEPARATOR, *, balance: Balance = "none"):
         super().__init__(balance=balance)
         self.separator = separator
         self.flags: list[str] = []
@@ -166,9 +168,13 @@ class LabelSets(Names):
         return list_of(cell) if self.are_lists or not isinstance(cell, str) else None
 
     def weights(self, counts: Counter[str], num_rows: int) -> list[float]:
-        """Return the ratio of negatives to positives, as the documentation of pos_weight does."""
+        """Return the ratio of negatives to positives, as the documentation of pos_weight does.
+
+        With balance="root", these are the roots of the ratios.
+        """
         # At least one of each: a label that all rows have would get no gradient.
-        return [max(num_rows - counts[name], 1) / max(counts[name], 1) for name in self.labels]
+        ratios = [max(num_rows - counts[name], 1) / max(counts[name], 1) for name in self.labels]
+        return [ratio ** POWERS[self.balance] for ratio in ratios]
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:
         """Collect the labels and the constant, and label weights if `balance` is set."""
@@ -296,8 +302,8 @@ class Multilabel(HeadOptions, Task[LabelSets]):
 
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (all targets are 0.5).
-        balance: Whether to weight the positive samples of each label by the ratio of negative to
-            positive samples (pos_weight).
+        balance: Weight of the positive samples of each label: the ratio of negative to positive
+            samples (inverse; pos_weight of PyTorch), the root of this (root), or 1 (none).
         threshold: Minimum probability at which a label is predicted.
         separator: Text between the labels of one cell, as in "red|round".
     """
@@ -305,7 +311,7 @@ class Multilabel(HeadOptions, Task[LabelSets]):
     name = "multilabel"
 
     label_smoothing: Probability = 0.0
-    balance: bool = False
+    balance: Balance = "none"
     threshold: Probability = 0.5
     separator: str = SEPARATOR
 

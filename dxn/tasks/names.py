@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -61,6 +61,12 @@ class NamesState(Strict):
         return self
 
 
+# Weights of classes in the loss: equal, or the inverse roots or inverses of their frequencies.
+# Roots suit classes whose frequencies differ by factors of hundreds, as those of pixels.
+Balance: TypeAlias = Literal["none", "root", "inverse"]
+POWERS: dict[Balance, float] = {"none": 0.0, "root": 0.5, "inverse": 1.0}
+
+
 class Names(Target):
     """Targets with one or several names of a row. The names are those of the training split.
 
@@ -72,13 +78,13 @@ class Names(Target):
         kind: Type of the names in the training table.
 
     Args:
-        balance: Whether `fit` computes class weights.
+        balance: Class weights that `fit` computes.
     """
 
     State: ClassVar[type[Strict]] = NamesState
     nouns = ("class", "classes")
 
-    def __init__(self, *, balance: bool = False):
+    def __init__(self, *, balance: Balance = "none"):
         self.balance = balance
         self.labels = ()
         self.class_weights: list[float] | None = None
@@ -100,11 +106,14 @@ class Names(Target):
         return value
 
     def weights(self, counts: Counter[str], num_rows: int) -> list[float]:
-        """Return class weights as scikit-learn's class_weight="balanced" does: n / (K * count).
+        """Return weights of classes by how often they occur.
 
-        The mean weight over all n occurrences is 1, so that the scale of the loss does not change.
+        "inverse" is n / (K * count), as scikit-learn's class_weight="balanced". The mean weight
+        over all n occurrences is 1, so that the scale of the loss does not change.
         """
-        return [counts.total() / (len(self.labels) * counts[name]) for name in self.labels]
+        power = POWERS[self.balance]
+        scale = counts.total() / sum(counts[name] ** (1 - power) for name in self.labels)
+        return [scale / counts[name] ** power for name in self.labels]
 
     def fit(self, values: Sequence[Any]) -> None:
         """Collect the names and their frequencies, and class weights if `balance` is set."""
@@ -112,7 +121,8 @@ class Names(Target):
         # Numbers by value, then the other names. The order must not depend on that of the rows.
         self.labels = sorted(counts, key=_sort_key)
         self.frequencies = [counts[name] / len(values) for name in self.labels]
-        self.class_weights = self.weights(counts, len(values)) if self.balance else None
+        is_balanced = self.balance != "none"
+        self.class_weights = self.weights(counts, len(values)) if is_balanced else None
 
     def encode(self, value: Any, sample: dict[str, Any], rand: Random | None = None) -> Any:
         """Return the indices (n,) of the names, IGNORED for names not in the training split."""

@@ -198,8 +198,8 @@ class Marked(NamedTuple):
     Attributes:
         size: Usual size in the units of the targets: the height and width of objects in pictures or
             of areas of one class in masks, or the duration of events.
-        num_classes: Number of values of the pixels of masks, whose classes weights can balance,
-            including a value that means "unknown"; otherwise 0.
+        num_classes: Number of classes of the pixels of masks, which weights can balance; otherwise
+            0.
     """
 
     size: tuple[float, ...]

@@ -33,7 +33,7 @@ from dxn.tasks.entities import (
 )
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.metric import Metric
-from dxn.tasks.names import Names, NamesState, class_name, explain_case
+from dxn.tasks.names import Balance, Names, NamesState, class_name, explain_case
 from dxn.tasks.space import AnswerKind, Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 from dxn.tasks.task import Raws, Task
@@ -65,7 +65,7 @@ class Tags(Names):
 
     Args:
         names: Names of tags that are integers, from 0.
-        balance: Whether `fit` computes class weights.
+        balance: Class weights that `fit` computes.
 
     Attributes:
         punctuation: Whether a punctuation mark in a text is a word. Entities end in front of it if
@@ -81,7 +81,7 @@ class Tags(Names):
     nouns = ("tag", "tags")
     limit = ("a tagged word", "adapters.text.max_len")
 
-    def __init__(self, names: Sequence[str] = (), *, balance: bool = False):
+    def __init__(self, names: Sequence[str] = (), *, balance: Balance = "none"):
         super().__init__(balance=balance)
         self.tag_names = [str(name) for name in names]
         self.punctuation = False
@@ -329,14 +329,15 @@ class Tag(HeadOptions, Task[Tags]):
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (uniform targets)
             (arXiv:1512.00567, section 7).
-        balance: Whether to weight each tag in the loss by its inverse frequency.
+        balance: Weight of each tag in the loss: its inverse frequency (inverse), the root of this
+            (root), or the same for all (none).
         names: Names of tags that are integers, from 0, such as [O, B-person, I-person].
     """
 
     name = "tag"
 
     label_smoothing: Probability = 0.0
-    balance: bool = False
+    balance: Balance = "none"
     names: Sequence[str] = ()
 
     def __post_init__(self):

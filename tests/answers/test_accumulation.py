@@ -31,9 +31,9 @@ def number(i):
 @pytest.mark.parametrize(
     ("target", "options"),
     [
-        (classes, ["head=classify", "head.balance=true", "head.dropout=0"]),
-        (labels, ["head=multilabel", "head.balance=true", "head.dropout=0"]),
-        (tags, ["head=tag", "head.balance=true"]),
+        (classes, ["head=classify", "head.balance=inverse", "head.dropout=0"]),
+        (labels, ["head=multilabel", "head.balance=inverse", "head.dropout=0"]),
+        (tags, ["head=tag", "head.balance=inverse"]),
         (number, ["head=regress", "head.dropout=0"]),
     ],
 )

@@ -171,7 +171,7 @@ def test_an_integer_tag_without_a_name_is_refused(tmp_path, capsys):
     assert "head.names has no name for the tag" in line and "from 0 to 1" in line
 
 
-@pytest.mark.parametrize("options", [{}, {"balance": True}, {"label_smoothing": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"balance": "inverse"}, {"label_smoothing": 0.1}])
 def test_the_loss_of_a_batch_without_known_tags_is_zero(options):
     task = Tag(**options)
     task.target.fit([["O", "B-x", "O"]])

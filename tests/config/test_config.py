@@ -73,7 +73,8 @@ def messages(call, *arguments, **named):
         (["optimizer.lr=fast"], "optimizer.lr: must be a number, got 'fast'"),
         (["trainer.epochs=1.5"], "trainer.epochs: must be a whole number, got 1.5"),
         (["trainer.epochs=[1"], "trainer.epochs: must be a whole number, got '[1'"),
-        (["head.balance=3"], "head.balance: must be true or false, got 3"),
+        (["head.balance=3"], "head.balance: must be one of none, root, inverse, got 3"),
+        (["report=3"], "report: must be true or false, got 3"),
         (["seed=1,2"], "seed: must be a whole number, got '1,2'"),
         (["trainer.device=gpu"], "trainer.device: must be one of auto, cpu, cuda, mps, got 'gpu'"),
         (

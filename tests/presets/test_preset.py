@@ -463,7 +463,7 @@ def test_pictures_with_masks_are_as_large_as_time_and_areas_allow(area, epochs, 
     assert found["adapters.x.stem"] == "residual" and found["adapters.x.augment.flip"]
     assert "head.balance" not in found
     balanced = advised(ImageAdapter(8), pictures, rows=300, num_classes=3, **known)
-    assert balanced["head.balance"] is True
+    assert balanced["head.balance"] == "root"
 
 
 def test_tokens_are_shorter_than_events(tmp_path):

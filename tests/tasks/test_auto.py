@@ -208,7 +208,7 @@ def test_without_targets_no_task_is_chosen(values):
     ("values", "cls"), [(["a", "b"], Classify), ([["a"], ["b"]], Multilabel), ([0.5, 2], Regress)]
 )
 def test_auto_passes_its_options_on(values, cls):
-    auto = Auto(label_smoothing=0.1, balance=True, hidden="tanh", norm=True, dropout=0.3)
+    auto = Auto(label_smoothing=0.1, balance="inverse", hidden="tanh", norm=True, dropout=0.3)
     task, node, _ = auto.resolve(values)
     assert type(task) is cls and node["_target_"] == f"dxn.tasks.{cls.__name__}"
     assert (task.hidden, task.norm, task.norm_eps, task.dropout) == ("tanh", True, 1e-5, 0.3)

@@ -104,7 +104,7 @@ def test_names_that_are_no_numbers_come_last_even_nan(names):
 @examples
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=53))
 def test_balanced_weights_equal_those_of_scikit_learn(values):
-    task = Classify(balance=True)
+    task = Classify(balance="inverse")
     task.target.fit(values)
     expected = compute_class_weight(
         "balanced", classes=np.array(task.target.labels), y=np.array(values)
@@ -112,8 +112,9 @@ def test_balanced_weights_equal_those_of_scikit_learn(values):
     np.testing.assert_allclose(task.target.class_weights, expected, rtol=1e-12)
 
 
-def test_balanced_weights_have_a_mean_of_one_over_the_samples():
-    task = Classify(balance=True)
+@pytest.mark.parametrize("balance", ["root", "inverse"])
+def test_balanced_weights_have_a_mean_of_one_over_the_samples(balance):
+    task = Classify(balance=balance)
     task.target.fit(COLORS)
     weights = dict(zip(task.target.labels, task.target.class_weights, strict=True))
     assert sum(weights[value] for value in COLORS) == pytest.approx(len(COLORS), rel=1e-12)
@@ -253,13 +254,13 @@ def test_the_trivial_answer_is_the_most_frequent_class(tmp_path):
     assert task_of().naive([{}]) is None  # of a model that was saved without frequencies
 
 
-@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize("balance", ["none", "root"])
 def test_a_saved_task_is_restored(tmp_path, balance):
     task = Classify(balance=balance)
     task.target.fit(COLORS)
     task.save(tmp_path)
     assert json.loads((tmp_path / "labels.json").read_text())["task"] == "classify"
-    assert vars(Classify().load(tmp_path).target) == {**vars(task.target), "balance": False}
+    assert vars(Classify().load(tmp_path).target) == {**vars(task.target), "balance": "none"}
 
 
 @pytest.mark.parametrize(

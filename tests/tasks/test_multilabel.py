@@ -75,9 +75,12 @@ def test_an_unknown_label_is_ignored_and_its_row_counted():
 
 def test_the_weight_of_a_label_is_its_negatives_over_its_positives():
     # As BCEWithLogitsLoss takes pos_weight: of 5 rows, 2 have a, 4 have b and 1 has c.
-    task = Multilabel(balance=True)
+    task = Multilabel(balance="inverse")
     task.target.fit(VALUES)
     assert task.target.class_weights == [3 / 2, 1 / 4, 4 / 1]
+    roots = Multilabel(balance="root")
+    roots.target.fit(VALUES)
+    assert roots.target.class_weights == pytest.approx([(3 / 2) ** 0.5, 1 / 2, 2])
     # A label that all rows have needs a gradient, too.
     task.target.fit([["a"], ["a", "b"]])
     assert task.target.class_weights == [1 / 2, 1 / 1]
@@ -242,10 +245,10 @@ def test_the_trivial_answer_has_the_usual_labels(tmp_path, values, description, 
 
 
 def test_a_saved_task_is_restored(tmp_path):
-    task = Multilabel(balance=True)
+    task = Multilabel(balance="inverse")
     task.target.fit(VALUES)
     task.save(tmp_path)
-    assert vars(Multilabel().load(tmp_path).target) == {**vars(task.target), "balance": False}
+    assert vars(Multilabel().load(tmp_path).target) == {**vars(task.target), "balance": "none"}
     with pytest.raises(UserError, match="labels must be a list, got None"):
         Multilabel().target.load({"labels": None})
 

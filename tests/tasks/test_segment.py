@@ -115,9 +115,18 @@ def test_the_values_of_masks_become_classes():
     assert target_of(masks=[named]).labels == ("sky", "1", "sea", "sun")
     assert target_of(names=["a", "b", "c", "d"]).values == [0, 1, 2, 3]
     # Inverse roots of the frequencies, whose mean over the pixels is 1.
-    weights = target_of(balance=True).class_weights
+    weights = target_of(balance="root").class_weights
     assert weights[0] / weights[1] == pytest.approx(2**0.5) and weights[1] == weights[2]
     assert 0.2 * weights[0] + 0.4 * weights[1] + 0.4 * weights[2] == pytest.approx(1)
+    weights = target_of(balance="inverse").class_weights
+    assert weights[0] / weights[1] == pytest.approx(2) and weights[1] == weights[2]
+
+
+@pytest.mark.parametrize(("options", "num_classes"), [({}, 2), ({"ignore": -1}, 3)])
+def test_a_value_of_pixels_without_a_class_is_no_class_to_balance(options, num_classes):
+    masks = [np.array([[0, 1, 255], [0, 0, 1]], np.uint8), np.array([[1, 1, 0]], np.uint8)]
+    assert Segment(**options).marked(masks).num_classes == num_classes
+    assert Segment(queries=3).marked(masks).num_classes == 0
 
 
 # Values of the masks of some files, and which one is ignored.

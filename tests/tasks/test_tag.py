@@ -160,7 +160,7 @@ def test_an_unknown_tag_is_ignored_and_its_row_counted():
 @examples
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=53))
 def test_balanced_weights_equal_those_of_scikit_learn(tags):
-    task = Tag(balance=True)
+    task = Tag(balance="inverse")
     task.target.fit([tags[:5], tags[5:]])
     expected = compute_class_weight(
         "balanced", classes=np.array(task.target.labels), y=np.array(tags)
@@ -352,10 +352,10 @@ def test_the_trivial_answer_has_no_entities():
 
 
 def test_a_saved_task_is_restored(tmp_path):
-    task = Tag(balance=True)
+    task = Tag(balance="inverse")
     task.target.fit(VALUES)
     task.save(tmp_path)
-    assert vars(Tag().load(tmp_path).target) == {**vars(task.target), "balance": False}
+    assert vars(Tag().load(tmp_path).target) == {**vars(task.target), "balance": "none"}
 
 
 def test_mixup_is_refused():

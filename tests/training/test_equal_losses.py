@@ -26,7 +26,7 @@ CASES = {
     "plain": ({}, {}, "adamw"),
     "weights": (
         {"grad_accum_steps": 3, "epochs": 10, "ema_decay": 0.9},
-        {"balance": True},
+        {"balance": "inverse"},
         "adamw",
     ),
     "muon": ({}, {}, "muon"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +48,6 @@ from dxn.tasks.segment.masks import (
     read_mask,
     sum_of,
 )
-from dxn.tasks.space import Marked
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement, Tokenizer
 from dxn.tokenize.image.tokenizer import TURNS
@@ -204,7 +202,7 @@ class PixelClasses(Names):
         """
         counts = self._counts(values)
         total = sum_of(counts)
-        self.ignored = self._ignored(counts)
+        self.ignored = self.void_of(counts)
         self._find_mode(values, max(total, default=0))
         present = sorted(total.keys() - {self.ignored})
         if not present:
@@ -234,13 +232,11 @@ class PixelClasses(Names):
         num_pixels = sum(total[value] for value in present)
         self.frequencies = [total[value] / num_pixels for value in self.values]
         self.class_weights = None
-        if self.balance:
-            by_name = Counter({n: total[v] for n, v in zip(self.labels, self.values, strict=True)})
+        if self.balance != "none":
             # A class without any pixel, which only has a name, has no loss.
-            # The roots, because the frequencies of classes of pixels differ by factors of hundreds.
-            # The mean weight of a pixel is 1.
-            roots = [math.sqrt(max(by_name[name], 1) / num_pixels) for name in self.labels]
-            self.class_weights = [1 / (root * sum(roots)) for root in roots]
+            pairs = zip(self.labels, self.values, strict=True)
+            by_name = Counter({name: max(total[value], 1) for name, value in pairs})
+            self.class_weights = self.weights(by_name, len(values))
 
     def _named(self, present: list[int]) -> tuple[list[int], list[str]]:
         """Return the values of the classes and their names.
@@ -345,7 +341,7 @@ class PixelClasses(Names):
         ]
         noun = "value" if len(total) == 1 else "values"
         line = f"masks with {len(total)} {noun} of pixels ({list_names(parts, SHOWN)})"
-        ignored = self.ignored if self.labels else self._ignored(counts)
+        ignored = self.ignored if self.labels else self.void_of(counts)
         notes = [note_on_white(counts, ignored), note_on_edges(total, ignored)]
         unnamed = sorted(total.keys() - names.keys() - {ignored}) if names else []
         if unnamed:
@@ -387,7 +383,7 @@ class PixelClasses(Names):
         others = [mask for mask in masks if not isinstance(mask.source, Drawn)]
         return [self._count(mask) for mask in (*others, *evenly_spaced(drawn, MAX_COUNTED))]
 
-    def _ignored(self, counts: Sequence[Mapping[int, int]]) -> int | None:
+    def void_of(self, counts: Sequence[Mapping[int, int]]) -> int | None:
         """Return the value of pixels without a class, from the values of each mask."""
         if self.ignore is not None or WHITE in self.names_by_value:
             return self.ignore
@@ -458,31 +454,38 @@ def _positions(placement: Placement, axis: int, count: int, length: int) -> np.n
     return np.floor(fractions * length).astype(np.int64)
 
 
-def marked_areas(cells: Sequence[Any]) -> Marked | None:
-    """Return the mean height and width of areas of one class in masks, and the number of values.
+class Areas(NamedTuple):
+    """What some masks contain.
 
-    They are in pixels, the mean lengths of the runs of pixels of one class along both axes.
+    Attributes:
+        size: Mean height and width of areas of one class, the mean lengths of the runs of its
+            pixels along both axes.
+        counts: Number of pixels of each value, for each mask.
+    """
 
-    Args:
-        cells: Cells of the target, of which at most MAX_MEASURED are read.
+    size: tuple[float, float]
+    counts: list[dict[int, int]]
+
+
+def marked_areas(cells: Sequence[Any]) -> Areas | None:
+    """Measure the areas of the cells of a target, of which at most MAX_MEASURED are read.
 
     Returns:
         None if no cell can be read.
     """
-    pixels, runs, found = 0, [0, 0], set[int]()
+    runs, counts = [0, 0], list[dict[int, int]]()
     for cell in evenly_spaced(cells, MAX_MEASURED):
         # A cell that cannot be read is reported later.
         with suppress(UserError, BadMedia):
             drawn = read_drawn(cell, "", {}, extent(cell), Counter())
             values = decode(read_mask(cell, "").source if drawn is None else drawn)
-            pixels += values.size
-            found.update(np.unique(values).tolist())
+            present, numbers = np.unique(values, return_counts=True)
+            counts.append(dict(zip(present.tolist(), numbers.tolist(), strict=True)))
             for axis in range(2):
                 changes = np.count_nonzero(np.diff(values, axis=axis))
                 runs[axis] += changes + values.shape[1 - axis]
-    if not pixels:
-        return None
-    return Marked((pixels / runs[0], pixels / runs[1]), len(found))
+    pixels = sum(sum_of(counts).values())
+    return Areas((pixels / runs[0], pixels / runs[1]), counts) if pixels else None
 
 
 def pictured(tokenizers: Mapping[str, Tokenizer]) -> str:

@@ -22,7 +22,7 @@ from dxn.core.randomness import Probability
 from dxn.models.pooling import check_registers
 from dxn.tasks.detect.metric import AveragePrecision, best_threshold
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
-from dxn.tasks.names import MAX_CLASS_COLUMNS
+from dxn.tasks.names import MAX_CLASS_COLUMNS, Balance
 from dxn.tasks.segment.head import MaskHead, SegmentHead
 from dxn.tasks.segment.instances import (
     FoundMasks,
@@ -32,7 +32,7 @@ from dxn.tasks.segment.instances import (
     no_masks,
     object_marks,
 )
-from dxn.tasks.segment.masks import Mask, data_url
+from dxn.tasks.segment.masks import Mask, data_url, sum_of
 from dxn.tasks.segment.simple import WHOLE, simple_masks
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
 from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented, marked_areas
@@ -57,7 +57,8 @@ class Segment(Task[PixelClasses]):
             random one in each training sample, and at use all of them, with an overlap. 0: they are
             not divided.
         channels: Number of features of a pixel before the last layer.
-        balance: Whether to weight each class in the loss by the inverse root of its frequency.
+        balance: Weight of each class in the loss: its inverse frequency (inverse), the root of this
+            (root), or the same for all (none).
         dice: Weight of the Dice loss (arXiv:1606.04797), which counts rare classes like others.
         dropout: Dropout probability of the encoded tokens.
         queries: Number of learned tokens that each find a segment: its class and its mask. They are
@@ -84,7 +85,7 @@ class Segment(Task[PixelClasses]):
     ignore: int | None = None
     tile: Annotated[int, Ge(0)] = 0
     channels: Annotated[int, Ge(1)] = 16
-    balance: bool = False
+    balance: Balance = "none"
     dice: Annotated[float, Ge(0)] = 0.0
     dropout: Rate = 0.0
     queries: Annotated[int, Ge(0)] = 0
@@ -164,8 +165,12 @@ class Segment(Task[PixelClasses]):
 
         Queries have a loss of their own, whose classes cannot be balanced.
         """
-        marked = marked_areas(cells)
-        return Marked(marked.size) if marked is not None and self.queries else marked
+        areas = marked_areas(cells)
+        if areas is None or self.queries:
+            return None if areas is None else Marked(areas.size)
+        assert isinstance(self.target, PixelClasses)
+        void = self.target.void_of(areas.counts)
+        return Marked(areas.size, len(sum_of(areas.counts).keys() - {void}))
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps the tokens of the pictures to logits of each pixel.
