@@ -85,7 +85,7 @@ class Names(Target):
     nouns = ("class", "classes")
 
     def __init__(self, *, balance: Balance = "none"):
-        self.balance = balance
+        self.balance: Balance = balance
         self.labels = ()
         self.class_weights: list[float] | None = None
         self.frequencies: list[float] = []
