@@ -22,6 +22,7 @@ from dxn.presets.rules import (
     PER_OBJECT,
     Advice,
     is_chosen,
+    shorter_side,
 )
 from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import BadMedia, Reader
@@ -93,10 +94,7 @@ class Pictures:
                 can be seen within the time limit.
         """
         longer = max(self.height, self.width)
-        smallest = min(self.object_size)
-        if max(self.object_size) <= 1:  # fractions of the picture
-            smallest = min(self.object_size[0] * self.height, self.object_size[1] * self.width)
-        smallest = max(smallest, 1.0)  # a box can have no size
+        smallest = shorter_side(self.object_size, self.height, self.width)
         if self.kind is AnswerKind.PIXELS:
             least = math.ceil(longer * PER_AREA / smallest / self.patch_size)
         else:

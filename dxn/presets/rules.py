@@ -259,6 +259,12 @@ def _for_codes(height: int, width: int) -> dict[str, Any]:
     }
 
 
+def shorter_side(size: Sequence[float], height: int, width: int) -> float:
+    """Return the shorter side of objects in pixels. Their size can be a share of the picture."""
+    sides = (size[0] * height, size[1] * width) if max(size) <= 1 else size
+    return max(min(sides), 1.0)  # a box can have no size
+
+
 def _for_objects(height: int, width: int, facts: Facts) -> dict[str, Any]:
     """Return options for finding objects, which need tokens that are smaller than they are.
 
@@ -268,10 +274,7 @@ def _for_objects(height: int, width: int, facts: Facts) -> dict[str, Any]:
         facts: What is known about the training.
     """
     assert facts.object_size is not None
-    longer, smallest = max(height, width), min(facts.object_size)
-    if max(facts.object_size) <= 1:
-        smallest = min(facts.object_size[0] * height, facts.object_size[1] * width)
-    smallest = max(smallest, 1.0)  # a box can have no size
+    longer, smallest = max(height, width), shorter_side(facts.object_size, height, width)
     largest = min(longer, MAX_SIDE)
     least = min(max(longer * PER_SMALLEST / smallest, MIN_SIDE), largest)
     enough = min(ENOUGH_VIEWS_OF_OBJECTS * facts.rows, ENOUGH_PICTURES)
