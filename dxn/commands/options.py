@@ -19,7 +19,7 @@ from dxn.config.command import Command, Group, PathOption
 from dxn.config.settings import Settings, plain
 from dxn.config.signatures import marks_of
 from dxn.config.values import assign, lookup
-from dxn.config.words import AS_TYPED, options
+from dxn.config.words import AS_TYPED, USUAL_ADAPTERS
 from dxn.core.errors import UserError, similar
 from dxn.data.formats import ARRAYS, require_path, table_format
 from dxn.data.sources.detect import infer_source
@@ -326,9 +326,6 @@ class Data(Command):
         return {"data": "folder" if table_format(file) is None else "table"}
 
 
-# By default, a table may have inputs of all built-in modalities.
-# Without those of codes, which need the run of a codec.
-USUAL_ADAPTERS = tuple(name for name in options("adapters") if not name.endswith("_codes"))
 Adapters = Annotated[Any, Group(USUAL_ADAPTERS)]
 
 

@@ -270,6 +270,11 @@ def options(group: str, folders: Sequence[Path] = (CONF,)) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
+# By default, a table may have inputs of all built-in modalities.
+# Without those of codes, which need the run of a codec.
+USUAL_ADAPTERS = tuple(name for name in options("adapters") if not name.endswith("_codes"))
+
+
 def groups(folders: Sequence[Path] = (CONF,)) -> list[str]:
     """Return the names of all groups."""
     names: set[str] = set()

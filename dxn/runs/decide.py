@@ -11,7 +11,8 @@ from typing import Any
 from dxn.config.instantiate import build, completed, resolve, signature_of
 from dxn.config.model_plan import Input
 from dxn.config.values import lookup
-from dxn.core.display import print_line
+from dxn.config.words import USUAL_ADAPTERS
+from dxn.core.display import list_names, print_line
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import NO_TARGET
 from dxn.data.rows import AUTO, TARGET, InputSpec, Source
@@ -156,7 +157,33 @@ def open_source(
     if task.is_supervised:
         return without_unlabeled(source, node)
     notes = [note for note in source.notes if not note.startswith(NO_TARGET)]
-    return replace(source, notes=notes)
+    source = replace(source, notes=notes)
+    compares = not isinstance(task, Auto) and task.separates_inputs
+    return _without_cells(source, config, readers) if compares else source
+
+
+def _without_cells(source: Source, config: Config, readers: Mapping[str, Reader]) -> Source:
+    """Leave out the cells of a table for a task that compares the inputs of a row.
+
+    A number or a category describes many rows, so that it finds none of them. They are used if the
+    user chose them or the adapters, or if the rows have fewer than two other inputs.
+    """
+    used = by_modality(readers)
+    cells = {
+        name: spec
+        for name, spec in source.inputs.items()
+        if used[spec.modality].tabular and config["data"].get(spec.modality) is None
+    }
+    inputs = {name: spec for name, spec in source.inputs.items() if name not in cells}
+    is_usual = set(USUAL_ADAPTERS) <= set(config.get("adapters", ()))
+    if not cells or not is_usual or len(inputs) < 2:
+        return source
+    first = next(iter(cells.values()))
+    note = (
+        f"not used: {list_names(list(cells))} (many rows have the same value; "
+        f"data.{first.modality}=[{first.column}] adds it)"
+    )
+    return replace(source, inputs=inputs, notes=[*source.notes, note])
 
 
 def decide_task(

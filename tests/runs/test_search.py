@@ -167,6 +167,29 @@ def test_every_fusion_and_both_losses_train_evaluate_and_check(table, options, c
     assert main(["evaluate", f"run={tmp_path / 'run'}", "split=validation", output]) == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "inputs"),
+    [
+        ([], ["title", "photo"]),
+        (["data.category=[color]"], ["title", "photo", "color"]),
+        (["data.exclude=[photo]"], ["title", "color"]),
+    ],
+)
+def test_cells_that_many_rows_have_in_common_are_no_inputs_by_default(
+    options, inputs, place, tmp_path, capsys
+):
+    bad = f"output={tmp_path / 'bad.csv'}"
+    table = ["check", str(place / "shop.csv"), *options, "head=contrastive", bad]
+    assert main(table) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [
+        line.split(" (")[0] for line in lines if line.endswith(("(text)", "(image)", "(category)"))
+    ]
+    assert found == inputs
+    is_told = any("color (many rows have the same value" in line for line in lines)
+    assert is_told == ("color" not in inputs)
+
+
 def test_separate_backbones_of_an_ordinary_task_train_and_load(table, tmp_path):
     short = [option for option in TINY if not option.startswith(("head.", "trainer.epochs"))]
     options = ["fusion=bottleneck", "share_backbone=false", "trainer.epochs=1", "data.target=color"]
