@@ -6,6 +6,8 @@ The script trains a model on the built-in data set in a temporary folder, and st
 machine. Clients send texts of 1 to 12 words over connections that stay open. Each of them sends its
 next request after the answer to the last one.
 
+- single: the time of a request of one client over that of one `predict` in Python, alternately,
+  and the latencies of 1, 8 and 64 clients. The processor's time is that of the server alone.
 - load: requests per second and latencies, with dynamic batching (the default options) and one by
   one (batch_size=1, max_wait=0), alternately. Every request must be answered with status 200.
 - memory: the resident memory of a server over many requests, after the first tenth of them.
@@ -32,12 +34,17 @@ from pathlib import Path
 
 from serving_faults import FAULTS
 from serving_requests import Connection, json_request, texts
+from serving_single import compare_single
 
 OPTIONS = ("data.num_train=200", "data.num_validation=50", "data.num_test=50", "trainer.epochs=1")
 MODEL = ("dim=256", "backbone.depth=6", "backbone.num_heads=4", "adapters.text.tokenizer.kind=word")
 PLAIN = ("trainer.precision=float32", "preset=plain", "baseline=none", "report=false")
 SERVERS = {"batched": (), "one by one": ("batch_size=1", "max_wait=0")}
 ROUNDS = 2  # of both servers, alternately
+PARTS = ("single", "load", "memory", "faults")
+CLIENTS = (1, 8, 64)
+LATENCY_ROUNDS = 3
+LATENCY_SECONDS = 2
 START_SECONDS = 120
 KILOBYTE = 1024
 
@@ -76,12 +83,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--requests", type=int, default=20_000, help="of the memory test")
     parser.add_argument("--run", type=Path, help="run folder (default: train a model)")
-    parser.add_argument("--only", choices=["load", "memory", "faults"], nargs="*")
+    parser.add_argument("--only", choices=PARTS, nargs="*")
     chosen = parser.parse_args()
-    parts = chosen.only or ["load", "memory", "faults"]
+    parts = chosen.only or PARTS
     is_good = True
     with tempfile.TemporaryDirectory() as folder:
         run = chosen.run or train(Path(folder) / "run")
+        if "single" in parts:
+            is_good &= measure_single(run)
         if "load" in parts:
             is_good &= measure_load(run, chosen.clients, chosen.seconds)
         if "memory" in parts:
@@ -152,6 +161,24 @@ async def send_load(
     await asyncio.gather(*(client(number) for number in range(clients)))
     load.duration = time.perf_counter() - start
     return load
+
+
+def measure_single(run: Path) -> bool:
+    """Compare a request of one client with `predict`, and print the latencies of more clients."""
+    loads: dict[int, list[Load]] = {count: [] for count in CLIENTS}
+    with serving(run) as (port, server):
+        compare_single(run, port, server.pid)
+        for _ in range(LATENCY_ROUNDS):
+            for count in CLIENTS:
+                loads[count].append(asyncio.run(send_load(port, count, seconds=LATENCY_SECONDS)))
+    print(f"\nlatencies: medians of {LATENCY_ROUNDS} rounds of {LATENCY_SECONDS} s\n")
+    print("| clients | p50 ms | p99 ms | requests/s |\n|---|---|---|---|")
+    for count, rounds in loads.items():
+        p50, p99 = (statistics.median(x.percentile(share) for x in rounds) for share in (0.5, 0.99))
+        rate = statistics.median(load.rate for load in rounds)
+        print(f"| {count} | {p50:.2f} | {p99:.2f} | {rate:.0f} |", flush=True)
+    every = [load for rounds in loads.values() for load in rounds]
+    return not any(load.lost or load.statuses.total() - load.statuses[200] for load in every)
 
 
 def measure_load(run: Path, clients: int, seconds: float) -> bool:

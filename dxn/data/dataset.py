@@ -297,16 +297,7 @@ class Samples(Dataset):
             indices: Indices of the samples.
             drop_inputs: Whether inputs are dropped, see `input_dropout`.
         """
-        # An input is prepared for each sample alone if it has files, or if the target reads it,
-        # which can also change it.
-        read = () if self.target is None else self.target.prepared_inputs
-        together = {
-            name
-            for name in self.inputs
-            if not self.tokenizers[name].reader.files
-            and name not in read
-            and name not in self.opened.replaced
-        }
+        together = self._together
         prepared = [
             self._inputs(epoch, i, together, self.opened.replaced, drop_inputs=drop_inputs)
             for i in indices
@@ -335,6 +326,40 @@ class Samples(Dataset):
                 vectors = column.batch(index[values["rows"].numpy()])
                 batch[name] = {**vectors, "rows": values["rows"], VALUES: values}
         return {**batch, BAD: bad} if bad else batch
+
+    @property
+    def _together(self) -> set[str]:
+        """Names of the inputs that are prepared for all samples of a batch together."""
+        # An input is prepared for each sample alone if it has files, or if the target reads it,
+        # which can also change it.
+        read = () if self.target is None else self.target.prepared_inputs
+        return {
+            name
+            for name in self.inputs
+            if not self.tokenizers[name].reader.files
+            and name not in read
+            and name not in self.opened.replaced
+        }
+
+    def item(self, i: int) -> dict[str, Any]:
+        """Return sample i as `batch_of` needs it, without augmentation.
+
+        Its files are decoded and prepared, but a text is still a text.
+        """
+        rand, sample = self._inputs(0, i, self._together)
+        return self._with_target(0, i, rand, sample)
+
+    def batch_of(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of items, which can be those of other samples of the same model.
+
+        See `item`. The result equals that of `batch` for the same samples.
+        """
+        encoded: dict[str, dict[str, Tensor]] = {}
+        for name in self._together:
+            raws = [item[name] for item in items if name in item]
+            if raws:
+                encoded[name] = self.tokenizers[name].batch(raws)
+        return self.collate(items, encoded)
 
     def _bad_files(self, indices: Sequence[int]) -> dict[str, str]:
         """Return why files of samples, which were not decoded before, are bad, by origin."""

@@ -52,7 +52,13 @@ def member_folders(folder: Path) -> list[Path]:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of a run for its title: that of its folder, unless it is a time."""
+    """Return the name of a run for its title: that of its folder, unless it is a time.
+
+    The best run of a search has the name of the search.
+    """
+    folder = folder.absolute()
+    if folder.name == BEST_RUN and (folder.parent / TRIALS).is_dir():
+        folder = folder.parent
     return folder.parent.name if TIME.fullmatch(folder.name) else folder.name
 
 

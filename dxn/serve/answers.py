@@ -41,6 +41,8 @@ KINDS = {
     503: ("busy", "Too many samples wait. Try again later."),
     504: ("timeout", "The answer took too long."),
 }
+# `json.dumps` would make one per answer.
+ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=str)
 # no: a proxy such as nginx would otherwise collect the whole answer.
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -172,7 +174,7 @@ def json_answer(
 def dumps(content: Any) -> str:
     """Return JSON. Numbers that are not finite become null, which JSON has instead."""
     try:
-        return json.dumps(content, allow_nan=False, ensure_ascii=False, default=str)
+        return ENCODER.encode(content)
     except ValueError:
         return json.dumps(_finite(content), ensure_ascii=False, default=str)
 

@@ -4,6 +4,8 @@ The event loop submits jobs and awaits their results. The thread takes the first
 for others of the same kind, and computes all of them together. Jobs of many steps, such as texts,
 are computed step by step. Others join them at any step, and jobs of other kinds are computed
 between two steps.
+
+A single short job needs no thread: the event loop computes it itself.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dxn.serve.answers import Refusal
 
 if TYPE_CHECKING:
     from dxn.serve.operations import WritingSteps
+
+Result = TypeVar("Result")
+
+# Seconds of a batch that the event loop may compute itself. Meanwhile, it reads no requests.
+SHORT = 0.005
 
 
 @dataclass(eq=False)
@@ -79,7 +86,10 @@ class Engine:
         self._running: list[Job] = []  # the jobs of `steps`
         self._changed = threading.Condition()
         self._is_stopping = False
+        self._is_idle = False  # the thread waits for jobs
         self._was_shared = False
+        # Of the last batch, on the processor: on the clock, other programs would count.
+        self._last_seconds = float("inf")
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -112,6 +122,25 @@ class Engine:
             self._jobs.append(job)
             self._changed.notify_all()
         return job
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the event loop may compute a job itself, see `compute_now`."""
+        with self._changed:
+            is_free = self._is_idle and not self._jobs and not self._is_stopping
+        return is_free and self._last_seconds <= SHORT
+
+    def compute_now(self, compute: Callable[[], Result]) -> Result:
+        """Return the result of a function for one sample, which the event loop calls itself.
+
+        To wake the thread, and then the event loop, takes longer than a small model. Only the event
+        loop submits jobs, so the thread stays idle until this returns.
+        """
+        start, used = time.monotonic(), time.thread_time()
+        result = compute()
+        self._last_seconds = time.thread_time() - used
+        self.on_batch(1, time.monotonic() - start)
+        return result
 
     # The thread
 
@@ -154,7 +183,9 @@ class Engine:
                     break
                 if self._is_stopping or self._running:
                     return []
+                self._is_idle = True
                 self._changed.wait()
+                self._is_idle = False
             if not self._running:
                 self._wait_for_more(self._jobs[0])
             batch = self._take(self._jobs[0].kind)
@@ -203,6 +234,7 @@ class Engine:
 
     def _run(self, jobs: Sequence[Job]) -> None:
         self.busy_since = time.monotonic()
+        used = time.thread_time()
         try:
             results: list[Any] = list(self.compute(jobs[0].kind, jobs))
         except Exception as error:
@@ -214,6 +246,7 @@ class Engine:
         seconds = time.monotonic() - self.busy_since
         self.busy_since = None
         self._deliver(list(zip(jobs, results, strict=True)))
+        self._last_seconds = time.thread_time() - used
         self.on_batch(sum(job.size for job in jobs), seconds)
 
     def _step(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -192,6 +193,7 @@ class Guard:
             raise busy("too many large requests at the same time; try again later")
 
 
+@lru_cache(maxsize=64)  # a client sends the same headers in each request
 def _address_in(url: str) -> tuple[str, int | None]:
     """Return the name of the server in a URL, "" if there is none, and its port.
 

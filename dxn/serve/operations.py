@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from dxn.models.model import as_float
+from dxn.core.runtime import threads
 from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer, Writing
@@ -63,7 +63,8 @@ class Operations:
                 break
             stop = start + self.batch_size
             part = Prepared(merged.cells[start:stop], merged.items[start:stop], merged.samples)
-            results += compute(part)
+            with threads(self.predictor.threads_for(len(part))):
+                results += compute(part)
         parts: list[list[Any]] = []
         start = 0
         for job in jobs:
@@ -71,15 +72,17 @@ class Operations:
             start += job.size
         return parts
 
-    @torch.inference_mode()
     def _predict(self, prepared: Prepared) -> list[dict[str, Any]]:
-        network, task = self.predictor.network, self.predictor.task
-        batch = self._batch(prepared)
-        output = as_float(network(batch))
-        check_finite(output, batch, _name)
-        predicted = task.predict(self.predictor.model.head, output, batch)
-        pairs = zip(predicted, prepared.cells, strict=True)
-        answers = [task.answer(prediction, cells) for prediction, cells in pairs]
+        return self.predict(prepared.samples.batch_of(prepared.items), prepared.cells)
+
+    def predict(
+        self, batch: dict[str, Any], cells: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the answer for each sample of a batch, whose values are in `cells`."""
+        task = self.predictor.task
+        predicted = self.predictor.predicted(batch, _name)
+        pairs = zip(predicted, cells, strict=True)
+        answers = [task.answer(prediction, sample) for prediction, sample in pairs]
         for answer, prediction in zip(answers, predicted, strict=True):
             for name, raw in task.restored(prediction).items():
                 reader = self.predictor.tokenizers[name].reader
@@ -88,13 +91,11 @@ class Operations:
 
     @torch.inference_mode()
     def _embed(self, prepared: Prepared) -> list[list[float]]:
-        batch = self._batch(prepared)
+        batch = prepared.samples.batch_of(prepared.items)
+        batch = to_device(batch, self.predictor.device)
         vectors = self.predictor.network.vectors(batch).float().cpu()
         check_finite(vectors, batch, _name)
         return vectors.tolist()
-
-    def _batch(self, prepared: Prepared) -> dict[str, Any]:
-        return to_device(prepared.collate(prepared.items), self.predictor.device)
 
     @torch.inference_mode()
     def _write(self, jobs: Sequence[Job]) -> list[list[Text]]:
@@ -150,11 +151,14 @@ def _name(row: int) -> str:
 
 
 def _merged(parts: Sequence[Prepared]) -> Prepared:
-    """Return the samples of several requests as one, numbered from 0."""
+    """Return the samples of several requests as one."""
+    if len(parts) == 1:
+        return parts[0]
+    # Errors name samples by their number in their request: a batch that fails is computed again,
+    # each request alone.
     cells = [sample for part in parts for sample in part.cells]
     items = [item for part in parts for item in part.items]
-    numbered = [{**item, "index": i} for i, item in enumerate(items)]
-    return Prepared(cells, numbered, parts[0].samples)
+    return Prepared(cells, items, parts[0].samples)
 
 
 @torch.inference_mode()
@@ -170,7 +174,7 @@ def attention_of(predictor: Predictor, prepared: Prepared, encoder: str | None) 
         UserError: If the model has no attention that can be drawn, or the sample is too long.
     """
     # dxn attend has no such limit, but a request must not fill the memory.
-    batch = to_device(prepared.collate(prepared.items[:1]), predictor.device)
+    batch = to_device(prepared.samples.collate(prepared.items), predictor.device)
     attention = attention_on(
         predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS, encoder=encoder
     )

@@ -33,7 +33,7 @@ class Prepared:
 
     Args:
         cells: The values of each sample by input name.
-        items: The prepared inputs of each sample.
+        items: Each sample, as `Samples.batch_of` or `Samples.collate` needs it.
         samples: The opened samples, which can also collate the items of other requests.
     """
 
@@ -43,10 +43,6 @@ class Prepared:
 
     def __len__(self) -> int:
         return len(self.items)
-
-    def collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate items of any request to a batch."""
-        return self.samples.collate(items)
 
     def raws(self, i: int) -> dict[str, Any]:
         """Return the raw values of sample i by input name."""
@@ -89,8 +85,16 @@ def to_cells(sample: Mapping[str, Any], predictor: Predictor, where: str) -> dic
     return cells
 
 
-def checked_samples(samples: Sequence[Mapping[str, Any]], predictor: Predictor) -> Prepared:
+def checked_samples(
+    samples: Sequence[Mapping[str, Any]], predictor: Predictor, *, together: bool
+) -> Prepared:
     """Check, decode and prepare the samples of a request.
+
+    Args:
+        samples: Values by input name of each sample.
+        predictor: The model.
+        together: Whether the texts of a batch are encoded together, which takes less time. They
+            then have no coordinates.
 
     Raises:
         UserError: If a sample cannot be used.
@@ -100,7 +104,14 @@ def checked_samples(samples: Sequence[Mapping[str, Any]], predictor: Predictor) 
         to_cells(sample, predictor, f"sample {i + 1}: " if several else "")
         for i, sample in enumerate(samples)
     ]
-    return prepare_samples(cells, predictor)
+    opened = predictor.samples(cells)
+    if len(opened) != len(cells):
+        usable = set(opened.rows)
+        missing = next(i for i in range(len(cells)) if i not in usable)
+        needed = " or ".join(predictor.inputs)
+        raise UserError(f"sample {missing + 1}: has no value for an input; set {needed}")
+    items = [opened.item(i) if together else opened[0, i] for i in range(len(opened))]
+    return Prepared(cells, items, opened)
 
 
 def is_light(samples: Sequence[Mapping[str, Any]]) -> bool:
@@ -112,22 +123,6 @@ def is_light(samples: Sequence[Mapping[str, Any]]) -> bool:
                 return False
             length += len(value) if isinstance(value, str) else 1
     return length <= LIGHT
-
-
-def prepare_samples(cells: Sequence[Mapping[str, Any]], predictor: Predictor) -> Prepared:
-    """Decode and prepare samples.
-
-    Raises:
-        UserError: If a sample cannot be used.
-    """
-    opened = predictor.samples(cells)
-    if len(opened) != len(cells):
-        usable = set(opened.rows)
-        missing = next(i for i in range(len(cells)) if i not in usable)
-        needed = " or ".join(predictor.inputs)
-        raise UserError(f"sample {missing + 1}: has no value for an input; set {needed}")
-    items = [opened[0, i] for i in range(len(opened))]
-    return Prepared(cells, items, opened)
 
 
 def value_data(key: str, value: Any, reader: Reader) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -23,6 +24,27 @@ HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
 DRAIN_SECONDS = 0.5
 
 
+class Connection(h11.Connection):
+    """The state of a connection, which passes the head of an answer on with its body.
+
+    uvicorn would send them one after the other, which wakes the client twice.
+    """
+
+    head = b""
+
+    def send(self, event: Any) -> bytes | None:
+        """Return the bytes to send for an event."""
+        data = super().send(event)
+        # The parts of a stream, whose length is not known, can come much later.
+        if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):
+            self.head = data or b""
+            return b""
+        if data is None:  # the end of the connection
+            return None
+        head, self.head = self.head, b""
+        return head + data
+
+
 class Protocol(H11Protocol):
     """One connection. It is closed if the headers of a request arrive too slowly.
 
@@ -34,6 +56,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit of the first request."""
+        self.conn = Connection(h11.SERVER, MAX_HEADERS)
         super().connection_made(transport)
         self._start_timer()
 
@@ -81,6 +104,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer."""
+        app: Any = self.config.app
+        app.state.service.requests = self.server_state.tasks
         await super().startup(sockets)
         self.ready()
 
@@ -155,6 +180,10 @@ def run(
         listener: Socket to listen on.
         ready: Function that is called with the URL when the server answers.
     """
+    # What exists now is used until the end. To search it for garbage again and again would make some
+    # answers slow.
+    gc.collect()
+    gc.freeze()
     server = Server(configure(app, options), lambda: ready(url_of(options, listener)))
     server.run(sockets=[listener])
 

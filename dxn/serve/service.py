@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+from dxn.core.runtime import threads
 from dxn.data.files import READER_THREADS
 from dxn.runs.predictor.attention import Attention
 from dxn.runs.predictor.predictor import Predictor
@@ -17,9 +26,16 @@ from dxn.runs.predictor.writing import Text
 from dxn.serve.answers import busy, timed_out
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import WRITE, Operations, WritingSteps, attention_data
+from dxn.serve.operations import (
+    EMBED,
+    PREDICT,
+    WRITE,
+    Operations,
+    WritingSteps,
+    attention_data,
+)
 from dxn.serve.options import ServeOptions
-from dxn.serve.prepare import Prepared, checked_samples, is_light
+from dxn.serve.prepare import Prepared, checked_samples, is_light, to_cells
 
 MakeTexts: TypeAlias = Callable[[], Sequence[Text]]
 # New parts of texts, unfinished values and complete texts, with their index. None is the end.
@@ -55,6 +71,8 @@ class Service:
         )
         self.engine.on_batch = self.metrics.observe_batch
         self.is_stopping = False
+        # Requests that have begun and are not answered. `dxn.serve.server.Server` sets it.
+        self.requests: Collection[Any] = ()
         self.admitted = 0
         # Few threads: each of them can hold a decoded picture or clip in memory.
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="dxn-reader")
@@ -80,6 +98,26 @@ class Service:
         for pool in (self.readers, self.drawer):
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def predict_now(self, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+        """Return the prediction for one sample if no other request waits, and the model is fast.
+
+        None: use `answer`. Several requests are computed together, in the model thread.
+
+        Raises:
+            UserError: If the sample cannot be used.
+        """
+        is_lone = len(self.requests) == len(samples) == 1
+        if not (is_lone and self.predictor.is_short and self.engine.is_fast):
+            return None
+        if not self._is_light(samples):
+            return None
+        cells = to_cells(samples[0], self.predictor, "")
+        with threads(self.predictor.threads_for(1)):
+            batch = self.predictor.model_inputs.single_batch(cells)
+            if batch is None:
+                return None
+            return self.engine.compute_now(lambda: self.operations.predict(batch, [cells]))
+
     async def answer(
         self, kind: Hashable, samples: Sequence[Mapping[str, Any]]
     ) -> tuple[Prepared, Any]:
@@ -92,7 +130,8 @@ class Service:
         with self._admitted(len(samples)) as hand_over:
             try:
                 async with asyncio.timeout(self.options.timeout):
-                    prepared = await self.prepare(samples)
+                    together = kind in (PREDICT, EMBED)
+                    prepared = await self.prepare(samples, together=together)
                     job = self.engine.submit(kind, prepared, len(prepared))
                     hand_over(job)
                     result = await _result(job)
@@ -212,13 +251,19 @@ class Service:
             for text in texts:
                 text.is_cancelled = True
 
-    async def prepare(self, samples: Sequence[Mapping[str, Any]]) -> Prepared:
-        """Check, decode and prepare samples."""
+    async def prepare(
+        self, samples: Sequence[Mapping[str, Any]], *, together: bool = False
+    ) -> Prepared:
+        """Check, decode and prepare samples, see `checked_samples`."""
+        checked = partial(checked_samples, samples, self.predictor, together=together)
+        if self._is_light(samples):
+            return checked()
+        return await asyncio.get_running_loop().run_in_executor(self.readers, checked)
+
+    def _is_light(self, samples: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether samples can be prepared in the event loop."""
         # A chat template is a program that can take seconds.
-        if self.operations.writer.template is None and is_light(samples):
-            return checked_samples(samples, self.predictor)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.readers, checked_samples, samples, self.predictor)
+        return self.operations.writer.template is None and is_light(samples)
 
     @contextmanager
     def _admitted(self, count: int) -> Iterator[Callable[[Job], None]]:

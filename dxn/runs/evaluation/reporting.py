@@ -210,7 +210,7 @@ def _info(
     about += [("initial weights", line) for line in results.start]
     return pages.run.RunInfo(
         folder=folder,
-        title=str(values.get("name") or results.target or name_of(folder.absolute())),
+        title=str(values.get("name") or results.target or name_of(folder)),
         command=shlex.join(["dxn", "train", *overrides]),
         config=dump_yaml(settings.values),
         about=about,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from dxn.core.display import count, list_names, print_line
 from dxn.core.errors import UserError
@@ -443,6 +445,44 @@ class ModelInputs:
             return None
         shown = {name: [printable(cell)] for name, (cell,) in cells.items()}
         return Opened(raws, None, ["sample 1"], cells=shown)
+
+    def single_batch(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the batch of one sample, without what files and several samples need.
+
+        It equals the batch of the opened sample, and takes a third of its time.
+
+        Returns:
+            None for a sample that has to be opened, see `samples`: it has files, a target that
+            reads its inputs, or unusual or wrong values, of which `samples` finds out the problem.
+        """
+        if not self.takes_values or not sample.keys() <= self.tokenizers.keys():
+            return None
+        batch: dict[str, Any] = {"#size": 1, "#index": [0]}
+        for name, tokenizer in self.tokenizers.items():
+            value = sample.get(name)
+            cell = None if value is None else self.cell(name, value)
+            if cell is None:
+                continue
+            reader = tokenizer.reader
+            try:
+                raw = reader.read(cell)
+            except BadMedia:
+                return None
+            raw = self.task.target.words_of(raw) if reader.words else raw
+            if tokenizer.remark([raw]):
+                return None
+            part = tokenizer.batch([raw])
+            mask = part.get("mask")  # only texts and categories can be without tokens
+            if mask is not None and not mask.any():
+                return None
+            batch[name] = {**part, "rows": torch.zeros(1, dtype=torch.long)}
+        return batch if len(batch) > 2 else None
+
+    @cached_property
+    def takes_values(self) -> bool:
+        """Whether a sample consists of values, such as texts and numbers, and each is optional."""
+        has_files = any(tokenizer.reader.files for tokenizer in self.tokenizers.values())
+        return self.task.is_supervised and not self.required and not has_files
 
     def frame(self, frame: Any) -> Opened:
         """Open the rows of a data frame or a `datasets.Dataset`."""

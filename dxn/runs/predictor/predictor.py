@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -18,12 +18,12 @@ from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Opened, Samples
 from dxn.models.backbone import Backbone
-from dxn.models.model import Network, count_parameters
+from dxn.models.model import Network, as_float, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.training.device import to_device
-from dxn.training.predict import Predictions, embed, predict
+from dxn.training.predict import Predictions, check_finite, embed, predict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,7 +92,7 @@ class Predictor:
         # A text or the cells of a row: to wake other threads would take longer than their part of
         # the work of a small model.
         is_small = self.device.type == "cpu" and count_parameters(network) < MAX_SMALL
-        self._is_short = is_small and not any(t.reader.files for t in self.tokenizers.values())
+        self.is_short = is_small and not any(t.reader.files for t in self.tokenizers.values())
 
     def __repr__(self) -> str:
         inputs = [
@@ -181,8 +181,9 @@ class Predictor:
                 opened, predictions = self._predict_frame(data)
                 return prediction_frame(predictions, opened, self.task, self._index(data))
             inputs = data
-        with threads(1 if self._is_short else torch.get_num_threads()):
-            return self.predict_many([inputs])[0]
+        with threads(self.threads_for(1)):
+            answer = self._predict_one(inputs)
+            return self.predict_many([inputs])[0] if answer is None else answer
 
     def predict_proba(self, frame: DataFrame) -> DataFrame:
         """Return the probability of each class (columns) for each row of a pandas.DataFrame.
@@ -222,12 +223,8 @@ class Predictor:
         prepared = self.samples(samples)
         self.model_inputs.warn(prepared.opened)
         predictions = self.run(prepared, batch_size=batch_size)
-        answers = []
-        for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
-            inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
-            answer = self.task.answer(predicted, inputs)
-            answers.append(Answer(answer, prediction=self.task.target.typed(answer["prediction"])))
-        return answers
+        pairs = zip(predictions.rows, predictions.predicted, strict=True)
+        return [self._answer(predicted, samples[row]) for row, predicted in pairs]
 
     def run(
         self,
@@ -259,6 +256,40 @@ class Predictor:
             divided=divided,
             may_be_bad=may_be_bad,
         )
+
+    def _predict_one(self, sample: Values) -> Answer | None:
+        """Predict for one sample, without what several samples need. None: use `predict_many`."""
+        # Only `predict_many` restores the training mode of a model.
+        batch = None if self.network.training else self.model_inputs.single_batch(sample)
+        if batch is None:
+            return None
+        (predicted,) = self.predicted(batch, lambda row: f"sample {row + 1}")
+        return self._answer(predicted, sample)
+
+    def _answer(self, predicted: Any, sample: Values) -> Answer:
+        inputs = {name: value for name, value in sample.items() if value is not None}
+        answer = self.task.answer(predicted, inputs)
+        return Answer(answer, prediction=self.task.target.typed(answer["prediction"]))
+
+    @torch.inference_mode()
+    def predicted(self, batch: dict[str, Any], describe: Callable[[int], str]) -> list[Any]:
+        """Return the predictions for a batch, in the format of `Task.predict`.
+
+        Args:
+            batch: The batch, on any device.
+            describe: Function that names a row, given its index in `batch["#index"]`.
+
+        Raises:
+            UserError: If an output of the model is not finite.
+        """
+        batch = to_device(batch, self.device)
+        output = as_float(self.network(batch))
+        check_finite(output, batch, describe)
+        return self.task.predict(self.model.head, output, batch)
+
+    def threads_for(self, num_samples: int) -> int:
+        """Return the number of threads that compute a batch of samples in the least time."""
+        return 1 if self.is_short and num_samples == 1 else torch.get_num_threads()
 
     def require_answers(self) -> None:
         """Check that the model has an answer for each sample.
