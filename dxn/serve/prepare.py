@@ -119,7 +119,7 @@ def is_light(samples: Sequence[Mapping[str, Any]]) -> bool:
     length = 0
     for sample in samples:
         for value in sample.values():
-            if not isinstance(value, str | int | float):
+            if not isinstance(value, str | int | float | None):
                 return False
             length += len(value) if isinstance(value, str) else 1
     return length <= LIGHT

@@ -32,8 +32,8 @@ class Connection(h11.Connection):
 
     head = b""
 
-    def send(self, event: Any) -> bytes | None:
-        """Return the bytes to send for an event."""
+    def send(self, event: Any) -> Any:
+        """Return the bytes to send for an event, or None."""
         data = super().send(event)
         # The parts of a stream, whose length is not known, can come much later.
         if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):
@@ -180,8 +180,8 @@ def run(
         listener: Socket to listen on.
         ready: Function that is called with the URL when the server answers.
     """
-    # What exists now is used until the end. To search it for garbage again and again would make some
-    # answers slow.
+    # What exists now is used until the end. To search it for garbage again and again would make
+    # some answers slow.
     gc.collect()
     gc.freeze()
     server = Server(configure(app, options), lambda: ready(url_of(options, listener)))

@@ -205,7 +205,7 @@ def test_a_client_that_leaves_before_its_answer_is_not_computed_for(predictor, m
         release.set()
         first.join()
         assert httpx.post(f"{url}/predict", **options).status_code == 200
-    assert computed == [1, 1]
+    assert set(computed) == {1}  # and never 7
 
 
 def wait_until(condition):

@@ -8,7 +8,7 @@ import pytest
 from dxn.commands.options import check_paths
 from dxn.commands.train import Train
 from dxn.core.errors import UserError
-from dxn.runs.folder import model_folder, trained_run, weights_of_run
+from dxn.runs.folder import model_folder, name_of, trained_run, weights_of_run
 
 
 def make_run(folder, *, time, has_model=True):
@@ -91,3 +91,11 @@ def test_a_missing_run_is_one_line(tmp_path, monkeypatch):
         check_paths(Train.compose(["weights=latest"]))
     assert str(error.value).startswith("weights: folder not found: outputs ")
     assert "\n" not in str(error.value)
+
+
+def test_the_best_run_of_a_search_has_the_name_of_the_search(tmp_path, monkeypatch):
+    search = tmp_path / "reviews" / "2026-01-31_12-00-00.00"
+    (search / "trials").mkdir(parents=True)
+    monkeypatch.chdir(search)
+    assert name_of(search / "best") == name_of(Path("best")) == "reviews"
+    assert name_of(tmp_path / "reviews" / "best") == "best"  # the user's own name
