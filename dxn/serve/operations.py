@@ -91,8 +91,7 @@ class Operations:
 
     @torch.inference_mode()
     def _embed(self, prepared: Prepared) -> list[list[float]]:
-        batch = prepared.samples.batch_of(prepared.items)
-        batch = to_device(batch, self.predictor.device)
+        batch = to_device(prepared.samples.collate(prepared.items), self.predictor.device)
         vectors = self.predictor.network.vectors(batch).float().cpu()
         check_finite(vectors, batch, _name)
         return vectors.tolist()

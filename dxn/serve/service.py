@@ -26,14 +26,7 @@ from dxn.runs.predictor.writing import Text
 from dxn.serve.answers import busy, timed_out
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import (
-    EMBED,
-    PREDICT,
-    WRITE,
-    Operations,
-    WritingSteps,
-    attention_data,
-)
+from dxn.serve.operations import PREDICT, WRITE, Operations, WritingSteps, attention_data
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light, to_cells
 
@@ -130,8 +123,8 @@ class Service:
         with self._admitted(len(samples)) as hand_over:
             try:
                 async with asyncio.timeout(self.options.timeout):
-                    together = kind in (PREDICT, EMBED)
-                    prepared = await self.prepare(samples, together=together)
+                    # Embeddings are answered with the number of tokens of each sample.
+                    prepared = await self.prepare(samples, together=kind == PREDICT)
                     job = self.engine.submit(kind, prepared, len(prepared))
                     hand_over(job)
                     result = await _result(job)
