@@ -15,7 +15,6 @@ import functools  # noqa: E402
 import gc  # noqa: E402
 import hashlib  # noqa: E402
 import pickle  # noqa: E402
-import shutil  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
@@ -25,6 +24,7 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from helpers.browser import browser_path  # noqa: E402
 from trained_runs import TrainedRuns  # noqa: E402
 
 from dxn.config import compose, signatures  # noqa: E402
@@ -95,10 +95,8 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedRun
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """The Chromium of the system, which needs no display."""
-    api = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs chromium")
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright; run make setup")
+    path = browser_path()
     # A microphone that beeps, and no question whether a page may use it.
     flags = [f"--use-fake-{name}-for-media-stream" for name in ("device", "ui")]
     with api.sync_playwright() as playwright:

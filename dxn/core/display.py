@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -326,8 +327,12 @@ def cut(text: str, length: int) -> str:
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Return names as one text. Those with a comma are in quotes, so that all can be told apart."""
-    return ", ".join(json.dumps(n, ensure_ascii=False) if "," in n else n for n in names)
+    """Return names as one text, those that occur several times with their number, such as 3 × cup.
+
+    Those with a comma are in quotes, so that all can be told apart.
+    """
+    quoted = Counter(json.dumps(n, ensure_ascii=False) if "," in n else n for n in names)
+    return ", ".join(f"{times} × {name}" if times > 1 else name for name, times in quoted.items())
 
 
 def list_names(names: Sequence[str], count: int = 3) -> str:

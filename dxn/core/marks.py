@@ -26,7 +26,8 @@ class Mark(NamedTuple):
     Args:
         label: Its name.
         number: Number of the name, from which its color follows.
-        box: Start on each axis, then the stop on each axis, as fractions of the input.
+        box: Start on each axis, then the stop on each axis, as fractions of the input; of a text,
+            in characters.
         score: Score from 0 to 1. None: it is true.
     """
 

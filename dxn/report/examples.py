@@ -16,6 +16,8 @@ from dxn.tasks import Task
 from dxn.tasks.detect.objects import label_of, list_of_objects
 from dxn.tasks.infer import MASK
 from dxn.tasks.metric import ClassScores
+from dxn.tasks.space import AnswerKind
+from dxn.tokenize.text.tokenizer import plain_text
 from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.html import json_script
 from dxn.viz.media import reduced
@@ -118,8 +120,8 @@ def _attention(
         script = f'<script type="application/json">{json_script(data)}</script>'
         samples.append(
             {
-                "prediction": _line(answer, answer["prediction"]),
-                "truth": _line(answer, last.truths[i]),
+                "prediction": _line(answer),
+                "truth": _true_line(evidence.task, last.truths[i], inputs),
                 "where": last.origins[i],
                 "html": budget.spend(f"<dxn-attention>{script}</dxn-attention>"),
             }
@@ -210,12 +212,14 @@ def examples(
         shown_rows.append(
             {
                 "where": origins[i],
-                "prediction": cut(prediction if is_named else _line(answer, prediction), MAX_TEXT),
-                "truth": cut(_line(answer, truths[i]), MAX_TEXT),
+                "prediction": cut(_line(answer, is_named=is_named), MAX_TEXT),
+                "truth": cut(_true_line(task, truths[i], inputs), MAX_TEXT),
                 "is_right": is_right,  # None: it is neither right nor wrong
                 "note": note,
                 "shares": [(n, p, percent(p)) for n, p in listed_probabilities(answer)[:3]],
-                "inputs": fragments(inputs, budget, _marks(task, truths[i], predictions[i])),
+                "inputs": fragments(
+                    inputs, budget, _marks(task, inputs, truths[i], predictions[i])
+                ),
                 "more": max(len(inputs) - MAX_INPUTS, 0),  # inputs that are left out
             }
         )
@@ -251,11 +255,12 @@ def fragments(
     return html_of_inputs
 
 
-def _marks(task: Task, *values: Any) -> dict[str, list[Mark | Areas]]:
+def _marks(task: Task, inputs: Mapping[str, Shown], *values: Any) -> dict[str, list[Mark | Areas]]:
     """Return the marks of several values, by input name."""
     by_input: dict[str, list[Mark | Areas]] = {}
+    raws = {name: shown.raw for name, shown in inputs.items()}
     for value in values:
-        for name, marks in task.marks(value).items():
+        for name, marks in task.marks(value, raws).items():
             by_input.setdefault(name, []).extend(marks)
     return by_input
 
@@ -290,11 +295,28 @@ def _certainty(classes: ClassScores) -> list[float]:
     return (best[:, 0] - best[:, -1]).tolist() if best.shape[1] > 1 else best[:, 0].tolist()
 
 
-def _line(answer: Mapping[str, Any], value: Any) -> str:
-    """Return a prediction or a target as a line. Tags have their words, such as "Ann/PER"."""
-    if "words" in answer and isinstance(value, list):
-        return " ".join(f"{word}/{tag}" for word, tag in zip(answer["words"], value, strict=False))
-    return answer_line(answer) if value is answer["prediction"] else target_text(value)
+def _line(answer: Mapping[str, Any], *, is_named: bool = False) -> str:
+    """Return a prediction as a line, without the text in which it is marked.
+
+    Args:
+        answer: Result of `Task.answer`.
+        is_named: Whether the prediction is shown beside its probability.
+    """
+    is_short = is_named or "excerpt" in answer
+    return answer["prediction"] if is_short else answer_line(answer)
+
+
+def _true_line(task: Task, truth: Any, inputs: Mapping[str, Shown]) -> str:
+    """Return a target as a line. Tags become entities, such as "Ann (PER)"."""
+    if task.answer_kind is not AnswerKind.TAGS:
+        return target_text(truth) or "none"
+    names = [
+        f"{plain_text(inputs[name].raw)[int(mark.box[0]) : int(mark.box[1])]} ({mark.label})"
+        for name, marks in _marks(task, inputs, truth).items()
+        for mark in marks
+        if isinstance(mark, Mark)
+    ]
+    return ", ".join(names) or "no entities"
 
 
 def _key(inputs: Mapping[str, Shown], row: int) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -193,13 +194,15 @@ def _conversation(
 
 
 def _text_of(cell: Any, prepare: Tokenizer) -> str | None:
-    """Return a cell as a text; None if it is a file."""
+    """Return a cell as a text; None if it is a file, or an array with too many numbers."""
     if prepare.reader.is_path(cell) or isinstance(cell, bytes) or not takes_text(prepare):
         return None
     if isinstance(cell, np.ndarray | Tensor):
         # A series of one channel is shorter without its second axis.
         is_flat = cell.ndim == 2 and cell.shape[1] == 1
         cell = _rounded((cell[:, 0] if is_flat else cell).tolist())
+        text = json.dumps(cell)
+        return text if len(text) <= MAX_TEXT else None
     if isinstance(cell, list | tuple):
         is_words = all(isinstance(item, str) for item in cell)
         return " ".join(cell) if is_words else json.dumps(list(cell))
@@ -230,9 +233,17 @@ def _file_of(name: str, cell: Any, prepare: Tokenizer) -> bytes | None:
         plain = prepare.plain_values
         raw = prepare.reader.read(cell) if prepare.reader.files else None
         shown = Shown(plain.drawing, raw, plain, name=name)
-        return None if raw is None else get_drawer(shown.modality).file(shown)
+        content = None if raw is None else get_drawer(shown.modality).file(shown)
+        return _npy(cell) if content is None and ".npy" in prepare.reader.formats else content
     except (OSError, BadMedia, UserError):
         return None
+
+
+def _npy(cell: Any) -> bytes:
+    """Return an array as the content of a file."""
+    file = io.BytesIO()
+    np.save(file, np.asarray(cell))
+    return file.getvalue()
 
 
 def _print_start(url: str, options: ServeOptions, key: str | None) -> None:

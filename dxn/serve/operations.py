@@ -87,6 +87,10 @@ class Operations:
             for name, raw in task.restored(prediction).items():
                 reader = self.predictor.tokenizers[name].reader
                 answer |= {**value_data("restored", raw, reader), "restored_in": name}
+        for answer, more in zip(
+            answers, task.beside(batch, self.predictor.tokenizers), strict=False
+        ):
+            answer |= more
         return answers
 
     @torch.inference_mode()

@@ -22,6 +22,8 @@ from dxn.tasks.names import Names
 # The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
 # result of `Target.collate`), and the name of each input (its collated samples).
 Batch = Mapping[str, Any]
+# Of a history that is drawn before its forecast; with more, the forecast would be too narrow.
+SHOWN_HORIZONS = 4
 
 
 class LossSum(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
+from dxn.core.marks import Mark
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.entities import (
@@ -38,6 +40,7 @@ from dxn.tasks.space import AnswerKind, Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 from dxn.tasks.task import Raws, Task
 from dxn.tokenize.cells.joined import list_of
+from dxn.tokenize.text.tokenizer import plain_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +398,27 @@ class Tag(HeadOptions, Task[Tags]):
             "words": split_words(source, punctuation=punctuation)[0],
             "entities": described,
         }
+
+    def marks(self, value: Tagged | list[str], raws: Mapping[str, Any]) -> dict[str, list[Mark]]:
+        """Return the places of predicted or true entities in the text."""
+        target = self.target
+        raw = raws.get(target.input)
+        if raw is None:
+            return {}
+        text, end = plain_text(raw), 0
+        positions: list[tuple[int, int]] = []
+        for word in split_words(target.unpacked(raw), punctuation=target.punctuation)[0]:
+            start = text.index(word, end)
+            end = start + len(word)
+            positions.append((start, end))
+        tags, scores = (value.tags, value.scores) if isinstance(value, Tagged) else (value, None)
+        kinds = sorted({target.scheme.divide(tag)[1] for tag in target.labels})
+        marks: list[Mark] = []
+        for first, stop, kind in entities(tags, target.scheme):
+            number = kinds.index(kind) if kind in kinds else len(kinds)
+            score = None if scores is None else statistics.fmean(scores[first:stop])
+            marks.append(Mark(kind, number, (positions[first][0], positions[stop - 1][1]), score))
+        return {target.input: marks}
 
     def columns(
         self, prediction: Tagged, target: Any = None, inputs: Mapping[str, Any] | None = None

@@ -296,11 +296,21 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """
         return {}
 
-    def marks(self, value: Any) -> Mapping[str, Sequence[Mark | Areas]]:
+    def beside(self, batch: Batch, tokenizers: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return what is drawn beside the answer of each sample, as JSON data; (): nothing.
+
+        Args:
+            batch: The samples.
+            tokenizers: The fitted tokenizers by name.
+        """
+        return ()
+
+    def marks(self, value: Any, raws: Mapping[str, Any]) -> Mapping[str, Sequence[Mark | Areas]]:
         """Return what a drawing marks in each input, by input name. Default: nothing.
 
         Args:
             value: One result of `predict`, or a target as `Target.read` returned it.
+            raws: Raw value of each input.
         """
         return {}
 

@@ -5,7 +5,7 @@
 const STYLE = `
 :host { display: block; --back: #ffffff; --ink: #1a202c; --soft: #4a5568; --line: #cbd5e0; --mark: #c05621;
   --zero: 247, 251, 255; --full: 8, 48, 107; color: var(--ink); font: 15px/1.45 system-ui, sans-serif; text-align: left; }
-@media (prefers-color-scheme: dark) { :host { --back: #12161d; --ink: #e8edf4; --soft: #a3b0c2; --line: #3b4656;
+@media screen and (prefers-color-scheme: dark) { :host { --back: #12161d; --ink: #e8edf4; --soft: #a3b0c2; --line: #3b4656;
   --mark: #f6ad55; --zero: 24, 31, 42; --full: 144, 205, 255; } }
 * { box-sizing: border-box; }
 [hidden] { display: none !important; }

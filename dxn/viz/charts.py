@@ -12,15 +12,13 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.core.randomness import spaced_rows
-from dxn.tasks.space import AnswerKind
+from dxn.tasks.space import SHOWN_HORIZONS, AnswerKind
 from dxn.viz.drawers.strip import CELLS_GAP, draw_frame, value_range
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, Chart, finish, plain_numbers
 
 MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn
 MAX_FORECASTS = 3
 MAX_FRAMES = 6  # of a forecast
-# A longer history is cut: the forecast would be too narrow to see.
-HISTORY_HORIZONS = 4
 BAND_ALPHAS = (0.16, 0.3)  # of the widest band, and of each one inside
 Answer = Mapping[str, Any]  # result of `Task.answer`
 
@@ -153,7 +151,7 @@ def forecast_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Ch
     for i in spaced_rows(len(truths), MAX_FORECASTS):
         title = _forecast_title(truths[i], i)
         draw = _forecast(answers[i]["quantiles"], truths[i])
-        charts.append(Chart(title, f"forecast of {title}", draw, (8, 2.1)))
+        charts.append(Chart(title, f"forecast of {title}", draw))
     return charts
 
 
@@ -222,7 +220,7 @@ def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None
     def draw(axis: Axes) -> None:
         levels = sorted(by_level)
         horizon = len(by_level[levels[0]])
-        history = truth.past[-HISTORY_HORIZONS * horizon :, 0].numpy()
+        history = truth.past[-SHOWN_HORIZONS * horizon :, 0].numpy()
         true = truth.values[:, 0].numpy()
         ahead = np.arange(1, horizon + 1)
         axis.plot(np.arange(1 - len(history), 1), history, color=GREY, label="history")
@@ -240,14 +238,12 @@ def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None
         axis.yaxis.set_major_formatter(plain_numbers(max(abs(low) for low in axis.get_ylim())))
         axis.tick_params(labelsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        label = "time steps after the end of the history"
-        if truth.start:
-            label += f" (1: {truth.start}, {len(true)}: {truth.stop})"
-        axis.set_xlabel(label, fontsize=8)
+        axis.set_xlabel("time steps after the end of the history", fontsize=8)
         axis.margins(x=0.01)
         finish(axis, grid=None, legend=None)
-        # Beside the curves: no corner of a chart is free for every series.
-        axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        # Below the curves: no corner of a chart is free for every series.
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": 3}
+        axis.legend(frameon=False, fontsize=8, **below)
 
     return draw
 

@@ -17,15 +17,14 @@ MIN_SIDE = 320  # pixels of the longer side; a smaller picture is enlarged, so t
 LINES = 160  # the width of a line is the longer side divided by this number
 TEXTS = 20  # the same for the height of a text
 MIN_TEXT = 11  # pixels
-DASH = 4  # length of a dash in widths of a line
 MAX_NAME = 24  # characters
 
 
 def marked(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
-    """Return a picture uint8 (H, W, 3) with its marks.
+    """Return a picture uint8 (H, W, 3) with its marks and their names.
 
-    A mark with a score has a solid line and a name, and a true one a dashed line. A small picture
-    is enlarged.
+    A name that would cover that of a mark with a higher score is left out. A small picture is
+    enlarged.
     """
     image = Image.fromarray(np.ascontiguousarray(pixels))
     factor = -(-MIN_SIDE // max(image.size))
@@ -36,42 +35,38 @@ def marked(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
     side = max(image.size)
     width = max(round(side / LINES), 2)
     font = ImageFont.load_default(max(side / TEXTS, MIN_TEXT))
+    ranked = sorted(marks, key=lambda mark: 1.0 if mark.score is None else mark.score)
+    places = [_pixels(mark, image) for mark in ranked]
     # The best one last, so that it is on top.
-    for mark in sorted(marks, key=lambda mark: -1 if mark.score is None else mark.score):
-        top, left, bottom, right = (
-            fraction * length
-            for fraction, length in zip(mark.box, (image.height, image.width) * 2, strict=True)
-        )
-        color = COLORS[mark.number % len(COLORS)]
-        if mark.score is None:
-            _dashed(draw, (left, top, right, bottom), color, width)
-            continue
-        draw.rectangle((left, top, right, bottom), outline=color, width=width)
-        text = f"{cut(printable(mark.label), MAX_NAME)} {percent(mark.score)}"
+    for mark, place in zip(ranked, places, strict=True):
+        draw.rectangle(place, outline=COLORS[mark.number % len(COLORS)], width=width)
+    taken: list[tuple[float, ...]] = []
+    for mark, (left, top, _, _) in zip(ranked[::-1], places[::-1], strict=True):
+        score = "" if mark.score is None else f" {percent(mark.score)}"
+        text = f"{cut(printable(mark.label), MAX_NAME)}{score}"
         _, y0, x1, y1 = draw.textbbox((0, 0), text, font=font)
         # Above the box, or inside of it at the upper edge of the picture.
         x = min(max(left, 0), max(image.width - x1 - width, 0))
         y = top - y1 - width if top >= y1 + width else top
-        draw.rectangle((x, y + y0 - 1, x + x1 + width, y + y1 + width), fill=color)
-        draw.text(
-            (x + width / 2, y), text, fill="black" if _is_light(color) else "white", font=font
-        )
+        place = (x, y + y0 - 1, x + x1 + width, y + y1 + width)
+        if any(_overlap(place, other) for other in taken):
+            continue
+        taken.append(place)
+        color = COLORS[mark.number % len(COLORS)]
+        draw.rectangle(place, fill=color)
+        ink = "black" if _is_light(color) else "white"
+        draw.text((x + width / 2, y), text, fill=ink, font=font)
     return np.asarray(image)
 
 
-def _dashed(
-    draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float], color: str, width: int
-) -> None:
-    """Draw a rectangle with dashes over a dark line, which are visible on any picture."""
-    left, top, right, bottom = box
-    draw.rectangle(box, outline="#202020", width=width)
-    step = DASH * width
-    for start in np.arange(left, right, 2 * step).tolist():
-        for y in (top, bottom):
-            draw.line((start, y, min(start + step, right), y), fill=color, width=width)
-    for start in np.arange(top, bottom, 2 * step).tolist():
-        for x in (left, right):
-            draw.line((x, start, x, min(start + step, bottom)), fill=color, width=width)
+def _pixels(mark: Mark, image: Image.Image) -> tuple[float, float, float, float]:
+    top, left, bottom, right = mark.box
+    return left * image.width, top * image.height, right * image.width, bottom * image.height
+
+
+def _overlap(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    left, top, right, bottom = first
+    return left < second[2] and second[0] < right and top < second[3] and second[1] < bottom
 
 
 def _is_light(color: str) -> bool:

@@ -54,7 +54,7 @@ def picture(pixels: np.ndarray, alt: str, *, drawing: bool = False) -> str:
     source = picture_source(pixels, drawing=drawing)
     return (
         f'<img class="picture{small}" src="{source}" alt="{escaped(alt)}" '
-        f'width="{width}" height="{height}" loading="lazy">'
+        f'width="{width}" height="{height}">'
     )
 
 

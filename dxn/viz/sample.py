@@ -171,8 +171,7 @@ def answer_line(answer: Mapping[str, Any]) -> str:
         before, excerpt, after = answer["excerpt"]
         line = f"{excerpt}: {before}[{excerpt}]{after}"
     elif "objects_in" in answer:
-        line = ", ".join(_named(o["label"], {o["label"]: o["score"]}) for o in prediction)
-        line = line or "no objects"
+        line = _objects(prediction)
     elif "start" in answer and answer["start"] is None:
         line = "no answer"
     elif isinstance(prediction, Mapping):  # the share of each class, largest first
@@ -190,6 +189,21 @@ def listed_probabilities(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
     probabilities = answer.get("probabilities") or {}
     order = sorted(probabilities.items(), key=lambda item: -item[1])
     return [(str(name), float(share)) for name, share in order[:MAX_LISTED]]
+
+
+def _objects(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the labels of objects with their scores, or with their number and range of scores."""
+    scores: dict[str, list[float]] = {}
+    for item in found:
+        scores.setdefault(item["label"], []).append(item["score"])
+    parts: list[str] = []
+    for label, values in scores.items():
+        low, high = percent(min(values)), percent(max(values))
+        spread = high if low == high else f"{low} to {high}"
+        parts.append(
+            f"{len(values)} × {label} ({spread})" if len(values) > 1 else f"{label} ({high})"
+        )
+    return ", ".join(parts) or "no objects"
 
 
 def _named(prediction: Any, probabilities: Mapping[str, float]) -> str:

@@ -1,17 +1,30 @@
 """The page of dxn serve, in the Chromium of the system."""
 
+import base64
+import io
 import json
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
-from helpers.browser import page_of, picture
+import soundfile
+from helpers.browser import (
+    PROGRAMS,
+    browser_path,
+    page_of,
+    picture,
+    wait_for_count,
+    wait_until,
+)
 from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import server_of
 from helpers.shades import train_any, train_codec
+from PIL import Image
 
 import dxn
 from dxn.serve.command import read_examples
+from dxn.tasks.segment.drawn import compressed
 
 KEY = "a-key-of-this-test"
 
@@ -51,11 +64,160 @@ def test_found_objects_are_shown_on_the_picture_and_in_a_table(browser, boxes, w
     with page_of(browser, boxes, viewport=size) as page:
         page.locator("input[type=file]").first.set_input_files(picture())
         page.click("#run")
-        page.wait_for_selector("#answer svg rect", state="attached")
-        assert page.locator("#answer svg rect").count() == 5
+        wait_for_count(page, "#answer svg rect", 5)
         assert page.locator("#answer tr").count() == 6
         assert page.locator("#answer svg").get_attribute("viewBox") == "0 0 30 20"
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_missing_browser_is_named_with_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(pytest.skip.Exception, match="apt install chromium") as refused:
+        browser_path()
+    assert all(name in str(refused.value) for name in PROGRAMS)
+
+
+def answered(page, path, **answer):
+    """Run the model on a picture, with this answer instead of that of the server."""
+    page.route(f"**/{path}", lambda route: route.fulfill(**answer))
+    page.locator("input[type=file]").first.set_input_files(picture())
+    page.click("#run")
+
+
+# Two objects of the picture with 30×20 pixels: its left and its right half.
+OBJECTS = [
+    {"label": "cup", "score": 0.9, "left": 0, "top": 0, "right": 15, "bottom": 20},
+    {"label": "jar", "score": 0.4, "left": 15, "top": 0, "right": 30, "bottom": 20},
+]
+SLIDE = "(range, value) => { range.value = value; range.dispatchEvent(new Event('input')); }"
+# Red, green, blue and opacity of a pixel of a canvas.
+PIXEL = """([x, y]) => [...document.querySelector('#answer canvas').getContext('2d')
+    .getImageData(x, y, 1, 1).data]"""
+
+
+def test_a_slider_hides_the_boxes_below_a_score(browser, boxes):
+    with page_of(browser, boxes) as page:
+        page.uncheck("#attend")
+        result = {"prediction": OBJECTS, "objects_in": "image"}
+        answered(page, "predict", json={"results": [result]})
+        wait_for_count(page, "#answer svg rect", 2)
+        page.get_by_text("40%: 2 of 2 objects").wait_for()
+        page.locator("#answer input[type=range]").evaluate(SLIDE, 50)
+        page.get_by_text("50%: 1 of 2 objects").wait_for()
+        wait_for_count(page, "#answer svg rect", 1)
+        page.locator("#answer th", has_text="jar").wait_for(state="hidden")
+        assert page.locator("#answer th", has_text="cup").is_visible()
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_the_masks_of_objects_are_drawn(browser, boxes, is_compressed):
+    runs = [0, 300, 300]
+    counts = compressed(np.array(runs)) if is_compressed else runs
+    area = {"segmentation": {"size": [20, 30], "counts": counts}}
+    with page_of(browser, boxes) as page:
+        page.uncheck("#attend")
+        result = {"prediction": [OBJECTS[0] | area, OBJECTS[1]], "objects_in": "image"}
+        answered(page, "predict", json={"results": [result]})
+        page.wait_for_selector("#answer canvas")
+        assert page.evaluate(PIXEL, [14, 19])[3] > 0
+        assert page.evaluate(PIXEL, [15, 0])[3] == 0
+
+
+def test_each_class_of_a_mask_can_be_hidden(browser, boxes):
+    file = io.BytesIO()
+    Image.fromarray(np.repeat(np.array([[0, 7]], np.uint8), 15, 1).repeat(20, 0)).save(file, "PNG")
+    mask = {
+        "prediction": {"sky": 0.5, "tree": 0.5},
+        "mask": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}",
+        "values": {"sky": 0, "tree": 7},
+        "colors": {"sky": "#000080", "tree": "#008000"},
+        "masks_in": "image",
+    }
+    with page_of(browser, boxes) as page:
+        page.uncheck("#attend")
+        answered(page, "predict", json={"results": [mask]})
+        wait_until(page, "document.querySelector('#answer canvas')?.width === 30")
+        assert page.evaluate(PIXEL, [0, 0]) == [0, 0, 128, 255]
+        assert page.evaluate(PIXEL, [29, 0]) == [0, 128, 0, 255]
+        page.get_by_label("show tree").uncheck()
+        assert page.evaluate(PIXEL, [29, 0])[3] == 0
+        assert page.evaluate(PIXEL, [0, 0])[3] == 255
+        page.get_by_label("opacity of the mask").evaluate(SLIDE, 20)
+        page.get_by_text("20%").wait_for()
+
+
+@pytest.fixture(scope="module")
+def forecasts(tmp_path_factory):
+    """The URL of a model that continues two series."""
+    folder = tmp_path_factory.mktemp("forecasts")
+    rows = [f"2024-01-{i // 24 + 1:02} {i % 24:02}:00,{i % 24},{i % 6}" for i in range(400)]
+    (folder / "hours.csv").write_text("\n".join(["time,sun,wind", *rows]))
+    options = ["data=timeline", f"data.path={folder}/hours.csv", "target=[sun,wind]", *PLAIN]
+    options += ["data.horizon=6", "data.context=24", "trainer.epochs=1", "report=false"]
+    train(folder / "run", *SMALL, *options)
+    model = dxn.load(folder / "run")
+    examples = read_examples(str(folder / "run"), model, 2, ())
+    with server_of(model, examples=examples) as url:
+        yield url
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_forecast_is_drawn_after_its_history_with_bands(browser, forecasts, scheme, width):
+    size = {"width": width, "height": 800}
+    with page_of(browser, forecasts, color_scheme=scheme, viewport=size) as page:
+        page.locator(".example").first.click()
+        page.wait_for_selector("#answer svg.chart path.second")
+        assert page.locator("#answer svg.chart path.past").count() == 1
+        assert page.locator("#answer svg.chart polygon.band").count() == 2
+        texts = page.locator("#answer svg.chart text").all_text_contents()
+        assert "time steps after the end of the history" in texts and "sun" in texts
+        assert page.locator("#answer p.soft.legend").inner_text().split("\n") == [
+            "history", "median", "10% to 90%", "25% to 75%"
+        ]  # fmt: skip
+        # Not reduced, so that its letters have the size that they should have.
+        code = "x => x.getBoundingClientRect().width === x.viewBox.baseVal.width"
+        assert page.locator("#answer svg.chart").evaluate(code)
+        page.get_by_label("channel").select_option("wind")
+        page.locator("#answer svg.chart text", has_text="wind").wait_for()
+        page.wait_for_selector("#stop[hidden]", state="attached")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_frames_are_drawn_in_the_same_colors(browser, boxes):
+    frame = [[0, 1, None], [2, 3, 4]]
+    result = {"prediction": [frame] * 3, "quantiles": {"0.5": [frame] * 3}, "history": [frame] * 2}
+    with page_of(browser, boxes) as page:
+        page.uncheck("#attend")
+        answered(page, "predict", json={"results": [result]})
+        wait_for_count(page, "#answer .frames canvas", 5)
+        assert page.evaluate(PIXEL, [0, 0]) == [68, 1, 84, 255]  # the smallest value
+        assert page.evaluate(PIXEL, [2, 1]) == [253, 231, 37, 255]
+        assert page.evaluate(PIXEL, [2, 0]) == [160, 160, 160, 255]
+
+
+def test_a_created_sound_is_played_and_a_series_is_drawn(browser, writer):
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(800), 8000, format="WAV")
+    sound = {"base64": base64.b64encode(file.getvalue()).decode()}
+    events = [
+        {"index": 0, "generated": sound, "type": "audio/wav"},
+        {"index": 1, "generated": [[1, 2], [3, None]]},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    with server_of(writer) as url, page_of(browser, url) as page:
+        page.route("**/generate", lambda route: route.fulfill(body=body))
+        page.click("#run")
+        wait_until(page, "document.querySelector('#answer audio')?.duration > 0.09")
+        wait_for_count(page, "#answer svg.chart", 2)
+
+
+def test_a_printed_page_is_light(browser, boxes):
+    with page_of(browser, boxes, color_scheme="dark") as page:
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert dark == "rgb(18, 22, 29)"
+        page.emulate_media(media="print")
+        code = "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'"
+        wait_until(page, code)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -70,7 +232,7 @@ def test_an_example_is_answered_with_probabilities_and_attention(browser, digits
         titles = page.locator("#attention #shown h3").all_inner_texts()
         assert [title.split(":")[0] for title in titles] == ["text", "image", "audio"]
         assert page.locator("#attention rect").count() > 1
-        page.wait_for_function("document.querySelector('.preview img').naturalWidth > 0")
+        wait_until(page, "document.querySelector('.preview img')?.naturalWidth > 0")
         # Nothing is wider than the window.
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -218,7 +380,7 @@ def test_a_generated_text_appears_and_a_key_is_asked_for(browser, writer):
         page.get_by_label("prompt").fill("apple")
         page.click("#run")
         wait_for_answer(page)
-        page.wait_for_function("document.querySelector('#answer .answer').textContent !== ''")
+        wait_until(page, "document.querySelector('#answer .answer')?.textContent")
         assert page.locator("#answer .answer").inner_text().startswith("apple")
         assert "$DXN_API_KEY" in page.locator("#curl").inner_text()
         assert KEY not in page.content()
@@ -242,7 +404,7 @@ def test_created_and_decoded_pictures_are_shown(browser, tmp_path):
         page.click("#run")
         wait_for_answer(page)
         code = "[...document.querySelectorAll('#answer img')].map(x => x.naturalWidth).join()"
-        page.wait_for_function(f"{code} === '16,16'")
+        wait_until(page, f"{code} === '16,16'")
         assert '"create":"image"' in page.text_content("#curl")
         # The picture is created, so that a pasted one would have no effect.
         page.evaluate(GIVE, {"kind": "paste", "target": "body"})

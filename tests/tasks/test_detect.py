@@ -454,7 +454,8 @@ def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     assert "no objects" in text  # all scores are low
     printed(capsys, "report", f"run={run}")
     page = (run / "report.html").read_text()
-    assert "dashed: true objects" in page
+    assert "<figcaption>true</figcaption>" in page
+    assert "<figcaption>predicted</figcaption>" in page
     assert "{&#39;label" not in page
     answers = tmp_path / "answers.jsonl"
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={answers}")

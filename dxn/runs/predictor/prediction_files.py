@@ -199,7 +199,7 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
             shown = shown_inputs(predictor.adapters, raws, {name: cell})
             if name not in shown:
                 continue
-            marks: Any = predictor.task.marks(prediction).get(name, ())
+            marks: Any = predictor.task.marks(prediction, raws).get(name, ())
             pixels: np.ndarray = marked(drawer.panel(shown[name]).pixels, marks)
             Image.fromarray(pixels).save(path)
             written += 1

@@ -16,6 +16,16 @@ export function makeMedia(parent, kind, name) {
   return element;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+// A part of a drawing.
+export function draw(parent, name, attributes) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  parent.append(element);
+  return element;
+}
+
 // Characters that change the direction of the text after them, as JSON would write them.
 export function plain(text) {
   return text.replace(/[\u202a-\u202e\u2066-\u2069]/g, mark => "\\u" + mark.charCodeAt(0).toString(16));

@@ -187,7 +187,7 @@ class Detect(Task[DetectedObjects]):
                 return Marked(tuple(np.median(sizes, 0).tolist()))
         return None
 
-    def marks(self, value: Detected | Objects) -> dict[str, list[Mark]]:
+    def marks(self, value: Detected | Objects, raws: Mapping[str, Any]) -> dict[str, list[Mark]]:
         """Return the boxes of predicted or true objects in a picture."""
         if len(self.target.usual_size) != 2:
             return {}

@@ -30,7 +30,7 @@ from dxn.tasks.forecast.futures import (
 )
 from dxn.tasks.forecast.head import DecoderForecastHead, ForecastHead
 from dxn.tasks.heads import Hidden, PreHead
-from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
+from dxn.tasks.space import SHOWN_HORIZONS, AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Adapter
@@ -413,6 +413,30 @@ class Forecast(Task[FutureValues]):
             f"{q:g}": _rounded(values[..., i]) for i, q in enumerate(self._levels(prediction))
         }
         return {"prediction": by_quantile["0.5"], "quantiles": by_quantile}
+
+    def beside(self, batch: Batch, tokenizers: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the end of the history of each sample, in the form of the quantiles.
+
+        Of frames, it has as many steps as the forecast, and otherwise up to `SHOWN_HORIZONS` times
+        as many. Several channels have names.
+        """
+        target = self.target
+        series = batch[target.input]
+        count = len(target.channels) or None
+        past = tokenizers[target.input].history(series)
+        steps = target.horizon * (SHOWN_HORIZONS if target.frame is None else 1)
+        past = (past * series["scale"][:, None] + series["loc"][:, None])[:, -steps:, :count].cpu()
+        names = {"channels": target.channels} if len(target.channels) > 1 else {}
+        results: list[dict[str, Any]] = []
+        for values in past:
+            # Padding in front of a short series.
+            values = values[int((~values.isnan()).any(1).int().argmax()) :]
+            if target.frame is not None:
+                values = values.unflatten(1, target.frame)
+            elif values.shape[1] == 1:
+                values = values[:, 0]
+            results.append({"history": _rounded(values), **names})
+        return results
 
     def table(
         self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None

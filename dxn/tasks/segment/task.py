@@ -257,7 +257,7 @@ class Segment(Task[PixelClasses]):
         return prediction.objects(self.target.labels, threshold, size)
 
     def marks(
-        self, value: Segmented | Mask | FoundMasks | Instances
+        self, value: Segmented | Mask | FoundMasks | Instances, raws: Mapping[str, Any]
     ) -> Mapping[str, Sequence[Mark | Areas]]:
         """Return a predicted or true mask, or the boxes around objects."""
         if isinstance(value, FoundMasks | Instances):

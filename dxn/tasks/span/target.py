@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.marks import Described
 from dxn.core.schema import Strict
 from dxn.core.untrusted import parsed_cell, shortened
 from dxn.tasks.target import Target
@@ -38,7 +39,7 @@ UNITS: dict[Found, tuple[str, int]] = {"UTF-8": ("utf-8", 1), "UTF-16": ("utf-16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Answers:
+class Answers(Described):
     """The right answers of a question.
 
     Args:

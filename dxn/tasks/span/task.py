@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.marks import Mark
 from dxn.core.tokens import Tokens
 from dxn.tasks.heads import PairPreHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
-from dxn.tasks.span.target import SpanTarget
+from dxn.tasks.span.target import Answers, SpanTarget
 from dxn.tasks.task import Raws, Task
 from dxn.tasks.windows import WINDOW, Windows
 from dxn.tokenize.text.tokenizer import plain_text
@@ -294,6 +295,14 @@ class Span(Task[SpanTarget]):
         if not isinstance(source, str | list) or prediction.start is None:
             return result
         return result | {"excerpt": excerpt(plain_text(source), prediction)}
+
+    def marks(self, value: SpanAnswer | Answers, raws: Mapping[str, Any]) -> dict[str, list[Mark]]:
+        """Return the place of a predicted or true answer in the text."""
+        score = value.score if isinstance(value, SpanAnswer) else None
+        if value.start is None or value.stop is None or value.start < 0:
+            return {}
+        mark = Mark("", 0, (value.start, value.stop), score)
+        return {self.target.windows.context: [mark]}
 
     def columns(
         self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,18 @@ class ImageDrawer(PanelDrawer):
         return Panel(rgb(raw), width, height)
 
     def marked_fragment(self, shown: Shown, marks: Sequence[Mark | Areas]) -> str:
-        """Return the image as HTML with boxes, of which true ones have dashed lines, or masks."""
+        """Return the image as HTML with true and predicted boxes or masks beside each other."""
         areas = [mark for mark in marks if isinstance(mark, Areas)]
         if areas:
             return masks(self.panel(shown).pixels, self.describe(shown), areas)
         boxes = [mark for mark in marks if isinstance(mark, Mark)]
-        html = picture(marked(self.panel(shown).pixels, boxes), self.describe(shown))
-        if any(mark.score is None for mark in boxes):
-            html += '<p class="note">dashed: true objects</p>'
-        return html
+        pixels = self.panel(shown).pixels
+        kinds = {
+            "true": [mark for mark in boxes if mark.score is None],
+            "predicted": [mark for mark in boxes if mark.score is not None],
+        }
+        alt = self.describe(shown)
+        return figures({n: picture(marked(pixels, m), f"{alt}, {n}") for n, m in kinds.items()})
 
     def file(self, shown: Shown) -> bytes:
         """Return the image as the content of a PNG file."""
@@ -114,15 +117,20 @@ def masks(pixels: np.ndarray, alt: str, areas: Sequence[Areas]) -> str:
 
     With a true and a predicted mask, the legend has the intersection over union of each class.
     """
-    figures = [("picture", picture(pixels, alt))]
+    pictures = {"picture": picture(pixels, alt)}
     for area in areas:
         name = "predicted" if area.size is None else "true"
-        drawing = picture(_colored(area, pixels.shape[:2]), f"{name} mask", drawing=True)
-        figures.append((name, drawing))
+        drawn = _colored(area, pixels.shape[:2])
+        pictures[name] = picture(drawn, f"{name} mask", drawing=True)
+    return figures(pictures) + _legend(areas)
+
+
+def figures(pictures: Mapping[str, str]) -> str:
+    """Return pictures beside each other as HTML, by their captions."""
     parts = "".join(
-        f"<figure>{html}<figcaption>{name}</figcaption></figure>" for name, html in figures
+        f"<figure>{html}<figcaption>{name}</figcaption></figure>" for name, html in pictures.items()
     )
-    return f'<div class="masks">{parts}</div>{_legend(areas)}'
+    return f'<div class="masks">{parts}</div>'
 
 
 def _colored(areas: Areas, size: tuple[int, ...]) -> np.ndarray:

@@ -14,9 +14,12 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
+from dxn.core.marks import Areas, Mark
 from dxn.tokenize.text.tokenizer import plain_text
 from dxn.viz.drawers.drawer import Drawer, Shown
 from dxn.viz.fonts import families, legible, text_width
+from dxn.viz.html import escaped
+from dxn.viz.marks import COLORS
 from dxn.viz.media import paragraph
 
 SIZE = 11.0  # points
@@ -27,6 +30,8 @@ WIDTH = 640.0  # points of a line of text
 NARROWEST = 240.0  # points; the title above a short text has room
 LABELS = 50.0  # points
 MAX_LINES = 24
+AROUND = 150  # characters of a long text before the first and behind the last mark
+MAX_MARKED = 1000  # characters of a text with marks
 MAX_CHARACTERS = 4000  # more than MAX_LINES lines of narrow letters
 UNDECODED = "\ufffd"  # what a tokenizer decodes an incomplete character to
 THIN = 1.5  # points; width of a token without characters
@@ -106,6 +111,37 @@ class TextDrawer(Drawer):
     def fragment(self, shown: Shown) -> str:
         """Return the text as HTML."""
         return paragraph(plain_text(shown.raw))
+
+    def marked_fragment(self, shown: Shown, marks: Sequence[Mark | Areas]) -> str:
+        """Return the text as HTML twice: with its true and with its predicted marks."""
+        text = plain_text(shown.raw)
+        places = [mark for mark in marks if isinstance(mark, Mark)]
+        # Both are the same part of a long text.
+        start = max(min(int(mark.box[0]) for mark in places) - AROUND, 0)
+        stop = min(max(int(mark.box[1]) for mark in places) + AROUND, start + MAX_MARKED)
+        html = ""
+        for name in ("true", "predicted"):
+            chosen = [mark for mark in places if (mark.score is None) == (name == "true")]
+            html += f'<p class="note">{name}{"" if chosen else ": nothing"}</p>'
+            html += _marked(text, chosen, start, stop) if chosen else ""
+        return html
+
+
+def _marked(text: str, marks: Sequence[Mark], start: int, stop: int) -> str:
+    """Return the part start:stop of a text as HTML, with marks and their labels."""
+    parts = ["…" if start else ""]
+    end = start
+    for mark in sorted(marks, key=lambda mark: mark.box):
+        first, last = max(int(mark.box[0]), end), min(int(mark.box[1]), stop)
+        if first >= last:  # it is cut off, or overlaps another one
+            continue
+        color = COLORS[mark.number % len(COLORS)]
+        name = f' <span class="note">{escaped(mark.label)}</span>' if mark.label else ""
+        parts.append(escaped(text[end:first]))
+        parts.append(f'<mark style="--c:{color}">{escaped(text[first:last])}{name}</mark>')
+        end = last
+    parts.append(escaped(text[end:stop]) + ("…" if stop < len(text) else ""))
+    return f'<p class="text" dir="auto">{"".join(parts)}</p>'
 
 
 def _name_bytes(pieces: list[str], text: str, coords: np.ndarray) -> None:

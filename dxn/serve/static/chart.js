@@ -1,0 +1,103 @@
+// Charts of series: lines and bands with axes, in the colors of the page.
+import { draw, make, plain } from "./elements.js";
+
+const HEIGHT = 230, WIDEST = 640, NARROWEST = 240;  // pixels
+const LEFT = 46, BOTTOM = 36, MARGIN = 8;  // for the numbers and labels of the axes
+const STEPS = "time steps after the end of the history";
+
+// A forecast: the end of its history, the median, and bands between two quantiles. With several channels, one is chosen.
+export function showForecast(box, { quantiles, history = [], channels = [] }) {
+  const several = Array.isArray(quantiles["0.5"][0]);
+  const of = (values, channel) => several ? values.map(value => value[channel]) : values;
+  const choose = several ? make(make(box, "label", "channel ", { class: "soft" }), "select", null) : null;
+  const place = make(box, "div", null);
+  const show = () => {
+    const channel = choose ? choose.selectedIndex : 0, levels = Object.keys(quantiles).sort((a, b) => a - b);
+    const past = of(history, channel);
+    const bands = levels.slice(0, levels.length >> 1).map((low, i) => {
+      const high = levels.at(-1 - i);
+      return { name: `${Number((100 * low).toFixed(2))}% to ${Number((100 * high).toFixed(2))}%`, low: of(quantiles[low], channel), high: of(quantiles[high], channel), start: 1 };
+    });
+    const lines = [{ name: "median", kind: "second", values: of(quantiles["0.5"], channel), start: 1 }];
+    if (past.length) lines.unshift({ name: "history", kind: "past", values: past, start: 1 - past.length });
+    place.replaceChildren();
+    chart(place, { lines, bands, xLabel: STEPS, yLabel: choose?.value, alt: "forecast with its history and bands of quantiles", now: 0.5 });
+  };
+  if (several) {
+    quantiles["0.5"][0].forEach((_, i) => make(choose, "option", plain(channels[i] ?? String(i + 1))));
+    choose.addEventListener("change", show);
+  }
+  show();
+}
+
+// Series as lines by name, each a list of numbers, or of lists with one number per channel: one chart per channel.
+export function showSeries(box, byName) {
+  const rows = Object.entries(byName).map(([name, values]) => [name, values.map(value => [value].flat())]);
+  rows[0][1][0].forEach((_, channel) => {
+    const lines = rows.map(([name, values], i) => ({ name, kind: i ? "second" : "first", values: values.map(value => value[channel]), start: 1 }));
+    const yLabel = rows[0][1][0].length > 1 ? `channel ${channel + 1}` : "";
+    chart(box, { lines, bands: [], xLabel: "time steps", yLabel, alt: "the values of a series over time" });
+  });
+}
+
+function chart(box, { lines, bands, xLabel, yLabel = "value", alt, now = null }) {
+  const width = Math.max(Math.min(box.clientWidth || WIDEST, WIDEST), NARROWEST);
+  const svg = draw(box, "svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, class: "chart", role: "img", "aria-label": alt });
+  const all = [...lines.map(({ values }) => values), ...bands.flatMap(({ low, high }) => [low, high])].flat().filter(value => value !== null);
+  const [low, high] = limits(all);
+  const first = Math.min(...lines.map(({ start }) => start)), last = Math.max(...lines.map(({ start, values }) => start + values.length - 1));
+  const x = step => LEFT + (width - LEFT - MARGIN) * (step - first) / Math.max(last - first, 1);
+  const y = value => MARGIN + (HEIGHT - BOTTOM - MARGIN) * (high - value) / (high - low);
+  for (const value of ticks(low, high, 5)) {
+    draw(svg, "line", { x1: LEFT, x2: width - MARGIN, y1: y(value), y2: y(value), class: "grid" });
+    write(svg, short(value), { x: LEFT - 6, y: y(value), "text-anchor": "end", "dominant-baseline": "central" });
+  }
+  for (const step of ticks(first, last, width < 400 ? 5 : 7).filter(Number.isInteger))
+    write(svg, step, { x: x(step), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" });
+  write(svg, xLabel, { x: LEFT + (width - LEFT - MARGIN) / 2, y: HEIGHT - 4, "text-anchor": "middle" });
+  write(svg, yLabel, { transform: `translate(10 ${(HEIGHT - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" });
+  const point = (start, i, value) => `${x(start + i).toFixed(1)},${y(value).toFixed(1)}`;
+  for (const { low, high, start } of bands) {
+    const whole = low.map((value, i) => [value, high[i], i]).filter(([a, b]) => a !== null && b !== null);
+    const edges = [...whole.map(([a, , i]) => point(start, i, a)), ...whole.reverse().map(([, b, i]) => point(start, i, b))];
+    draw(svg, "polygon", { points: edges.join(" "), class: "band" });
+  }
+  if (now !== null && first < now) draw(svg, "line", { x1: x(now), x2: x(now), y1: MARGIN, y2: HEIGHT - BOTTOM, class: "now" });
+  for (const { values, start, kind } of lines) {
+    // A missing value ends a line, and the next one starts another.
+    const parts = values.map((value, i) => value === null ? "" : `${i && values[i - 1] !== null ? "L" : "M"}${point(start, i, value)}`);
+    draw(svg, "path", { d: parts.join(""), class: kind });
+  }
+  legend(box, lines, bands);
+}
+
+function legend(box, lines, bands) {
+  const list = make(box, "p", null, { class: "soft legend" });
+  for (const { name, kind } of [...lines, ...bands.map(({ name }, i) => ({ name, kind: i ? "band inner" : "band" }))]) {
+    const item = make(list, "span", null);
+    make(item, "i", null, { class: kind, "aria-hidden": "true" });
+    item.append(name);
+  }
+}
+
+function write(svg, text, attributes) {
+  draw(svg, "text", attributes).textContent = text;
+}
+
+function limits(values) {
+  const low = Math.min(...values), high = Math.max(...values);
+  const margin = 0.05 * (high - low) || Math.abs(high) * 0.1 || 1;  // a constant series has an axis, too
+  return values.length ? [low - margin, high + margin] : [0, 1];
+}
+
+// Round numbers between two limits, about as many as asked for.
+function ticks(low, high, count) {
+  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+}
+
+const short = value => Math.abs(value) >= 1e4
+  ? value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 })
+  : String(Number(value.toPrecision(4)));
