@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.browser import wait_until
 from helpers.data import EXAMPLES
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, train
 from PIL import Image
@@ -126,6 +127,17 @@ def test_a_report_loads_nothing_from_elsewhere(digits):
     assert "url(" not in re.sub(r"url\(#", "", text)
     assert "@import" not in text
     assert len(text.encode()) < 5_000_000
+
+
+def test_a_printed_report_is_light_and_has_all_pictures(browser, digits):
+    with browser.new_context(color_scheme="dark") as context:
+        page = context.new_page()
+        page.goto((digits / "report.html").as_uri())
+        page.emulate_media(media="print", color_scheme="dark")
+        back = "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'"
+        wait_until(page, back)
+        wait_until(page, "[...document.images].every(x => x.complete && x.naturalWidth > 0)")
+        assert page.locator("nav").is_hidden()
 
 
 def test_a_report_is_accessible(digits):

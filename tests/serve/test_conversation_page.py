@@ -6,7 +6,7 @@ import time
 
 import httpx
 import pytest
-from helpers.browser import page_of, picture, wait_for_picture
+from helpers.browser import page_of, picture, wait_for_count, wait_for_picture
 from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import client_of, server_of
 from PIL import Image
@@ -169,7 +169,9 @@ def test_an_example_is_shown_as_turns_and_its_last_question_is_asked(browser, ur
         page.reload()
         page.locator(".example").first.wait_for()
         lines = page.locator(".example").first.locator(".line").all_text_contents()
-        assert lines[0] == "System: Be brief." and lines[1].startswith("You: [image] No ")
+        assert lines[0] == "System: Be brief." and re.match(r"You: (\[image\] )?No ", lines[1])
+        wait_for_picture(page, ".example img.thumbnail", 16)
+        page.locator(".example img.thumbnail").first.wait_for()
         assert lines[-1].startswith("Model: yes-")
         page.locator(".example").first.click()
         page.locator(".turn").nth(3).wait_for()
@@ -184,6 +186,46 @@ def test_an_example_is_shown_as_turns_and_its_last_question_is_asked(browser, ur
         assert all(address.startswith((url, "data:", "blob:")) for address in addresses)
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_the_last_question_is_answered_again(browser, url):
+    with page_of(browser, url) as page:
+        ask(page, "one")
+        ask(page, "two")
+        again = page.get_by_role("button", name="Write again")
+        again.wait_for()
+        assert again.count() == 1
+        first = answers_of(page)
+        with page.expect_request(REQUEST) as sent:
+            again.click()
+        wait_for_count(page, ".turn", 4)
+        wait_for_answer(page)
+        again.wait_for()
+        contents = [message["content"] for message in sent.value.post_data_json["messages"]]
+        assert contents == ["one", first[0], "two"]
+        assert answers_of(page)[0] == first[0] and len(answers_of(page)) == 2
+        # The new answer has taken the place of the old one.
+        messages = ask(page, "three")["messages"]
+        second = answers_of(page)[1]
+        assert [m["content"] for m in messages] == ["one", first[0], "two", second, "three"]
+
+
+def test_without_another_answer_the_old_one_stays(browser, url):
+    with browser.new_context() as context:  # the refused request is an error in the console
+        page = context.new_page()
+        page.goto(url)
+        ask(page, "one")
+        first = answers_of(page)
+        refusal = {"error": {"message": "the server is busy"}}
+        page.route(REQUEST, lambda route: route.fulfill(status=503, json=refusal))
+        page.fill("#question", "a draft")
+        page.get_by_role("button", name="Write again").click()
+        page.get_by_text("the server is busy").wait_for()
+        assert answers_of(page) == first
+        assert page.locator("#question").input_value() == "a draft"
+        page.unroute(REQUEST)
+        contents = [message["content"] for message in ask(page, "two")["messages"]]
+        assert contents == ["one", first[0], "two"]
 
 
 def test_an_answer_is_copied(browser, url):

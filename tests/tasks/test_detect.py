@@ -520,7 +520,7 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys, m
     assert sorted(path.name for path in drawn.iterdir()) == sorted(f"{i}.png" for i in range(30))
     attend = ["attend", f"run={run}", f"input.photo={tmp_path / '0.png'}"]
     text = printed(capsys, *attend, f"output={tmp_path / 'attention'}")
-    assert f"answer: {label} (" in text
+    assert f"{label} (" in text
 
 
 def test_only_objects_are_written_as_coco_results(tmp_path, capsys):

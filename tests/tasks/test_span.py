@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
+from dxn.core.marks import Mark
 from dxn.tasks import Span
 from dxn.tasks.span.target import Answers
 from dxn.tasks.span.task import SpanAnswer, best_spans
@@ -374,3 +375,13 @@ def test_late_fusion_is_refused():
     config = {"fusion": {"_target_": "dxn.models.LateFusion"}, "trainer": {}}
     with pytest.raises(UserError, match="set fusion=early"):
         Span().check(config)
+
+
+def test_answers_are_marked_at_their_place_in_the_text():
+    task = Span()
+    raws = {"question": ["Where ?"], "context": ["Ada lives in Oslo."]}
+    bound(task, raws)
+    true = task.marks(Answers(("Oslo",), 13, 17, "start"), {})
+    assert true == {"context": [Mark("", 0, (13, 17))]}
+    assert task.marks(SpanAnswer("Ada", 0, 3, 0.5), {}) == {"context": [Mark("", 0, (0, 3), 0.5)]}
+    assert task.marks(Answers(), {}) == task.marks(SpanAnswer("", None, None, 0.5), {}) == {}

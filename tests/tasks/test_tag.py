@@ -238,6 +238,24 @@ def test_a_sample_without_the_input_has_no_tags():
     assert predictions[2].scores == [close(math.e / (math.e + 2))]
 
 
+@pytest.mark.parametrize("raw", ["Ann Lee  is in Bath", ["Ann", "Lee", "is", "in", "Bath"]])
+def test_entities_are_marked_at_their_place_in_the_text(raw):
+    task = task_of(("B-person", "I-person", "B-place", "O"))
+    tags = ["B-person", "I-person", "O", "O", "B-place"]
+    true, found = (
+        task.marks(value, {"words": raw})["words"] for value in (tags, Tagged(tags, [0.5] * 5))
+    )
+    shift = isinstance(raw, str)  # two spaces after "Lee"
+    assert [(mark.label, mark.box) for mark in true] == [
+        ("person", (0, 7)),
+        ("place", (14 + shift, 18 + shift)),
+    ]
+    assert [mark.score for mark in true] == [None, None]
+    assert [mark._replace(score=None) for mark in found] == true
+    assert [mark.score for mark in found] == [0.5, 0.5]
+    assert task.marks(tags, {}) == {}
+
+
 # Metrics
 
 

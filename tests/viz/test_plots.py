@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from helpers.drawing import cut_off
+from helpers.drawing import cut_off, text
 from matplotlib.font_manager import fontManager
 
 from dxn.core.display import percent
+from dxn.core.marks import Mark
 from dxn.report import tables
 from dxn.report.classes import confused_pairs, confusion_counts
 from dxn.tasks import Categorical, Classify, Names, Number
@@ -23,6 +24,7 @@ from dxn.viz.charts import error_chart, forecast_charts, scatter_chart, task_cha
 from dxn.viz.drawers import FramesDrawer, Shown
 from dxn.viz.drawers.audio import AudioDrawer
 from dxn.viz.drawers.series import SeriesDrawer
+from dxn.viz.drawers.text import TextDrawer
 from dxn.viz.figure import new_figure, save, set_title, shortened, wrapped
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
 from dxn.viz.sample import answer_line, listed_probabilities
@@ -114,6 +116,21 @@ def test_curves_without_validation_are_over_steps_and_have_no_empty_panel(rows):
     assert [axis.get_xlabel() for axis in draw_curves(rows).values()] == ["step"]
 
 
+def test_a_text_shows_its_true_marks_and_its_predicted_ones():
+    words = "x" * 300 + " Ann <b> lives in Bath " + "y" * 900
+    start = words.index("Ann")
+    marks = [Mark("person", 0, (start, start + 7)), Mark("place", 1, (start + 17, start + 21), 0.5)]
+    html = TextDrawer().marked_fragment(text(words), marks)
+    true, predicted = html.split("predicted")
+    assert ">Ann &lt;b&gt; <span" in true and "person</span>" in true and "Bath <" not in true
+    assert ">Bath <span" in predicted and "place</span>" in predicted and "<b>" not in html
+    # The end and the start of a long text are left out.
+    assert true.count("…") == predicted.count("…") == 2
+    assert len(html) < 1200
+    only = TextDrawer().marked_fragment(text(words), marks[:1])
+    assert "predicted: nothing" in only and "<mark" in only
+
+
 def test_the_chart_of_a_forecast_names_the_series_and_its_times():
     truth = Future(
         torch.arange(3.0)[:, None],
@@ -126,7 +143,7 @@ def test_the_chart_of_a_forecast_names_the_series_and_its_times():
     answer = {"quantiles": {"0.1": [0, 0, 0], "0.5": [1, 1, 1], "0.9": [2, 2, 2]}}
     (chart,) = forecast_charts([answer], [truth])
     assert chart.title == "north, sales, 2026-01-08 to 2026-01-10"
-    assert "(1: 2026-01-08, 3: 2026-01-10)" in chart.svg()
+    assert "2026-01-08 to 2026-01-10" in chart.svg()
     (chart,) = forecast_charts([answer], [replace(truth, series=None, start="", names=())])
     assert chart.title == "forecast 1"
 

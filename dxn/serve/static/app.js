@@ -3,6 +3,7 @@ import { showAnswer, showGenerated } from "./answer.js";
 import { connect, takeFiles } from "./connect.js";
 import { curlOf, pythonOf } from "./code.js";
 import { at, make, plain } from "./elements.js";
+import { fileOf, pathOf, thumbnail } from "./examples.js";
 import { makeField } from "./fields.js";
 import { eventsOf, request } from "./requests.js";
 
@@ -55,7 +56,9 @@ function addExample(example, index) {
   const parts = [...texts, ...example.files.map(name => name + number)].join(", ");
   const target = example.target ? ` → ${example.target}` : "";
   const button = make(at("example-list"), "button", null, { type: "button", class: "example" });
-  make(button, "span", plain(shortened(parts, 40)), { dir: "auto" });
+  const picture = model.inputs.find(({ name, kind }) => kind === "image" && example.files.includes(name));
+  if (picture) thumbnail(make(button, "span", ""), index, picture.name).catch(() => {});
+  make(button, "span", plain(shortened(parts, 40)), { dir: "auto", class: "parts" });
   if (target) make(button, "span", plain(target), { class: "target" });
   button.addEventListener("click", async () => {
     for (const field of fields) field.clear();
@@ -74,10 +77,9 @@ function addExample(example, index) {
 }
 
 async function exampleFile(index, name) {
-  const content = await request(`examples/${index}/${encodeURIComponent(name)}`, { binary: true });
   // Without a type, the browser finds out itself how to show it.
-  const file = new File([content], `example-${index + 1}-${name}`);
-  file.source = new URL(`examples/${index}/${encodeURIComponent(name)}`, location.href).href;
+  const file = new File([await fileOf(index, name)], `example-${index + 1}-${name}`);
+  file.source = new URL(pathOf(index, name), location.href).href;
   return file;
 }
 

@@ -2,8 +2,9 @@
 import { curlOfBody } from "./code.js";
 import { connect, takeFiles } from "./connect.js";
 import { at, make, makeMedia, plain } from "./elements.js";
+import { fileOf, thumbnail } from "./examples.js";
 import { makeField } from "./fields.js";
-import { eventsOf, request } from "./requests.js";
+import { eventsOf } from "./requests.js";
 
 const PATH = "v1/chat/completions";
 const NAMES = { user: "You", assistant: "Model", system: "System" };
@@ -33,8 +34,10 @@ function addExample(example, index) {
   for (const { role, content } of turns.slice(-MAX_LINES)) {
     const line = make(button, "span", null, { class: "line", dir: "auto" });
     make(line, "b", `${NAMES[role]}: `);
-    const parts = partsOf(content).map(part => part.text ?? `[${part.type}] `);
-    line.append(plain(parts.join("")));
+    for (const { type, input, text } of partsOf(content)) {
+      const part = make(line, "span", plain(text ?? `[${type}] `));
+      if (type === "image") thumbnail(part, index, input).catch(() => {});  // the text says what is there
+    }
   }
   button.addEventListener("click", () => open(example, index).catch(error => problem(error.message)));
 }
@@ -56,8 +59,7 @@ async function withFiles({ role, content }, index) {
   if (typeof content === "string") return { role, content };
   const parts = content.map(async ({ type, input, text }) => {
     if (!input) return { type, text };
-    const file = await request(`examples/${index}/${encodeURIComponent(input)}`, { binary: true });
-    return { type, url: await dataUrl(file) };
+    return { type, url: await dataUrl(await fileOf(index, input)) };
   });
   return { role, content: await Promise.all(parts) };
 }
@@ -113,10 +115,11 @@ async function send() {
   await ask(parts.length ? [...parts, { type: "text", text }] : text);
 }
 
-// note: what is shown below the answer.
+// note: what is shown below the answer. Returns whether there is one.
 async function ask(content, note = "") {
   const own = running = new AbortController();
   problem("");
+  document.querySelector(".again")?.remove();  // only the last question can be answered again
   const question = addTurn("user", content);
   const answer = addTurn("assistant", "");
   messages.push({ role: "user", content });
@@ -138,13 +141,14 @@ async function ask(content, note = "") {
     message = error.name === "AbortError" ? "" : error.message;
     if (written && !message) make(answer.turn, "p", "Stopped.", { class: "soft" });
   }
-  if (own !== running) return;  // another conversation has begun
+  if (own !== running) return true;  // another conversation has begun
   running = null;
   answer.turn.setAttribute("aria-busy", "false");
   if (written.trim()) {
     messages.push({ role: "assistant", content: written });
     if (note) make(answer.turn, "p", note, { class: "soft", dir: "auto" });
     addCopy(answer.turn, answer.text);
+    addAgain(question.turn, answer.turn, note);
   } else {
     // A question without an answer goes back to its field. Templates refuse an empty answer.
     messages.pop();
@@ -154,6 +158,27 @@ async function ask(content, note = "") {
   }
   problem(message);
   update();
+  return Boolean(written.trim());
+}
+
+function addAgain(question, answer, note) {
+  const button = make(answer, "button", "Write again", { type: "button", class: "again copy" });
+  button.addEventListener("click", async () => {
+    if (running) return;
+    const old = messages.splice(-2);
+    for (const turn of [question, answer]) turn.hidden = true;
+    const draft = at("question").value;
+    if (await ask(old[0].content, note)) {
+      for (const turn of [question, answer]) turn.remove();
+      return;
+    }
+    // Without another answer, the old one stays.
+    messages.push(...old);
+    for (const turn of [question, answer]) turn.hidden = false;
+    answer.append(button);
+    at("question").value = draft;
+    update();
+  });
 }
 
 function bodyOfRequest() {
