@@ -20,6 +20,7 @@ from helpers.pages import (
     check_command,
     commands,
     run_python,
+    scripts,
 )
 
 from dxn.commands.train import Train
@@ -89,15 +90,17 @@ def test_a_guide_works_from_the_first_to_the_last_line_in_an_empty_folder(
         assert block.kind in ("python", "py", "sh", "console"), block
         if block.kind == "python":
             assert run_python(block, names, page.name) == block.output
+        for script in scripts(block):
+            runpy.run_path(str(script))
         for command in commands(block):
             check_and_write(command)
     assert not [block for block in blocks(page) if block.kind == "sh" and foreign_lines(block)]
 
 
 def foreign_lines(block) -> list[str]:
-    """Lines of a block for the shell that no test checks, because they do not call dxn."""
+    """Lines of a block for the shell that no test checks."""
     lines = block.text.replace("\\\n", " ").splitlines()
-    return [line for line in lines if not line.startswith("dxn ")]
+    return [line for line in lines if not line.startswith(("dxn ", "python examples/guides/"))]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -77,6 +78,12 @@ def commands(block: Block) -> Iterator[str]:
             yield command
 
 
+def scripts(block: Block) -> list[Path]:
+    """The scripts of examples/guides that a block for the shell runs, which write its data."""
+    names = re.findall(r"^python (examples/guides/\w+\.py)", block.text, re.MULTILINE)
+    return [ROOT / name for name in names] if block.kind == "sh" else []
+
+
 def run_python(block: Block, names: dict[str, Any], page: str) -> str:
     """Run a block of Python with the names of the earlier blocks, and return what it prints."""
     printed = io.StringIO()
@@ -143,6 +150,8 @@ def run_guide(page: Path, folder: Path) -> None:
                 printed = run_python(block, names, page.name)
                 assert printed == block.output, printed
                 print(f"{time.perf_counter() - start:6.1f} s  python", flush=True)
+            for script in scripts(block):
+                runpy.run_path(str(script))
             for command in commands(block):
                 print(f"$ {command}", flush=True)
                 start = time.perf_counter()
