@@ -21,4 +21,6 @@ for _ in range(300):
         events.append({"label": label, "start": start, "stop": start + length})
     lines.append(json.dumps({"signal": values, "events": events}))
 Path("signals.jsonl").write_text("\n".join(lines), encoding="utf-8")
-Path("signal.csv").write_text("\n".join(map(str, values)), encoding="utf-8")
+Path("signal.csv").write_text(
+    "\n".join(map(str, json.loads(lines[-1])["signal"])), encoding="utf-8"
+)

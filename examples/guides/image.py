@@ -6,11 +6,12 @@ python examples/guides/image.py   # in the current folder
 from pathlib import Path
 
 from PIL import Image
-from sklearn.datasets import load_digits
 
-digits = load_digits()
+from dxn.datasets.digits import load_digits
+
+pixels, digits = load_digits()
 for i in range(600):
-    folder = Path("digits", str(digits.target[i]))
+    folder = Path("digits", str(digits[i]))
     folder.mkdir(parents=True, exist_ok=True)
-    picture = Image.fromarray((240 - digits.images[i] * 15).astype("uint8"))
+    picture = Image.fromarray((240 - pixels[i].reshape(8, 8) * 15).astype("uint8"))
     picture.resize((32, 32)).save(folder / f"{i}.png")

@@ -18,4 +18,6 @@ for i, (picture, cell) in enumerate(zip(rows.cells["image"], rows.cells["target"
         if folder == "masks":
             image.putpalette(colors)
         image.save(f"shapes/{folder}/{i}.png")
-Path("shapes/classes.txt").write_text("\n".join(cell["names"].values()), encoding="utf-8")
+Path("shapes/classes.txt").write_text(
+    "\n".join(rows.cells["target"][0]["names"].values()), encoding="utf-8"
+)
