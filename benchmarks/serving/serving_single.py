@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +18,17 @@ import dxn
 COUNT = 100  # rows of a round
 ROUNDS = 15  # of both sides, alternately
 WARM = 300  # rows before the first round
+
+
+def train_nano(folder: Path) -> Path:
+    """Train a small text classifier, as a user would, and return its run folder."""
+    table, run = folder / "texts.csv", folder / "nano"
+    rows = [f"{text},{'long' if len(text.split()) > 6 else 'short'}" for text in texts(400)]
+    table.write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    options = ["backbone=nano", "pretrained=none", "trainer.epochs=1", "report=false"]
+    command = [sys.executable, "-m", "dxn", "train", str(table), f"run={run}", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return run
 
 
 def compare_single(run: Path, port: int, process: int) -> None:

@@ -61,6 +61,12 @@ class Guard:
         self.key = None if key is None else key.encode()
         self.metrics = metrics
         self.is_stopping = is_stopping
+        # Names and ports; names have no upper case.
+        self.allowed = [_address_in(f"//{name}") for name in options.allowed_hosts]
+        # Names of the server. Empty: any name.
+        self.hosts: set[str] = set()
+        if options.is_local or self.allowed:
+            self.hosts = {*LOOPBACK, options.host, *(name for name, _ in self.allowed)}
         self.num_bytes = 0  # of all bodies that are being received or used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,12 +152,8 @@ class Guard:
         """Refuse requests of web pages of others, which a browser on this machine could send."""
         sent = headers.get(b"host", b"").decode("latin-1")
         host, _ = _address_in(f"//{sent}")
-        # Names have no upper case.
-        allowed = [_address_in(f"//{name}") for name in self.options.allowed_hosts]
-        names = {name for name, _ in allowed}
         # A page can resolve its own name to 127.0.0.1 (DNS rebinding), but it cannot change Host.
-        is_checked = self.options.is_local or bool(allowed)
-        if is_checked and host not in {*names, *LOOPBACK, self.options.host}:
+        if self.hosts and host not in self.hosts:
             raise Refusal(
                 421,
                 f"Host: this server is not reached as {host[:60]!r}; to allow this name, start "
@@ -164,7 +166,7 @@ class Guard:
         # The page of another port is that of another server. Host has no port if it is the usual
         # one, which is that of the page's scheme.
         own = _address_in(f"{origin.partition('//')[0]}//{sent}")
-        is_own = (sender, port) in (own, *allowed) or (sender, None) in allowed
+        is_own = (sender, port) in (own, *self.allowed) or (sender, None) in self.allowed
         if not sender or not is_own:
             raise Refusal(
                 403,
