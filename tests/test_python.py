@@ -90,6 +90,11 @@ def test_a_data_frame_is_predicted_with_the_same_index(run):
         (lambda m: m.predict(frame_of(3), review="x"), "review: cannot be combined"),
         (lambda m: m.predict([1, 2]), "this model has the inputs review, stars; name them"),
         (lambda m: m.predict(frame_of(0)), "no rows"),
+        (
+            lambda m: m.predict_proba([{"review": "x"}]),
+            "^must be a pandas.DataFrame, got list; predict also accepts samples",
+        ),
+        (lambda m: m.predict_proba({"review": "x"}), "got dict"),
     ],
 )
 def test_wrong_data_frames_are_refused_in_one_sentence(run, predict, message):

@@ -199,12 +199,14 @@ def test_one_file_is_one_sample(place, predict):
     [
         ("none/*.png", "input: no file matches none/"),
         ("a.wav", "no input of this model reads files such as"),
+        ("README", "no input of this model reads files such as"),
         ("folder", "no input of this model reads any of the 1 file of"),
     ],
 )
 def test_files_that_the_model_cannot_read_are_refused(place, run, capsys, given, message):
     (place / "folder").mkdir(exist_ok=True)
     (place / "folder" / "a.xyz").write_text("")
+    (place / "README").write_text("blue shirt")
     path = given if "*" in given else place / given
     (line,) = refused(capsys, ["predict", f"run={run}", f"input={path}"])
     assert message in line

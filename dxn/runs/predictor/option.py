@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 from dxn.data.formats import SHARD, table_format
 from dxn.data.sources.detect import MASK_FOLDERS, annotations_of, in_folder, is_coco, tables_in
 from dxn.data.tables.files import read_text
@@ -129,15 +130,18 @@ def read_sample(
     modality = modality_of(profile_of([text]), by_modality(readers))
     modality = modality or _modality_of_text(text, readers)
     names = [name for name, reader in readers.items() if reader.modality == modality]
-    if len(names) == 1:
-        return dict.fromkeys(inputs_beside(names[0], [text], readers, columns or {}), text)
-    if not names and Path(text).is_file():
+    # The name of a file such as README could also be a text.
+    if not is_text_file and _exists(text) and not any(readers[name].files for name in names):
         raise UserError(
             f"input: no input of this model reads files such as {text}; set "
-            f"{_choices(readers)} (the content of a .txt file is read as a text)"
+            f"{_choices(names or readers)} (the content of a .txt file is read as a text)"
         )
+    if len(names) == 1:
+        return dict.fromkeys(inputs_beside(names[0], [text], readers, columns or {}), text)
     reason = "fits several inputs" if names else "fits no input"
-    raise UserError(f"input: {str(value)!r} {reason}; name the input: {_choices(names or readers)}")
+    raise UserError(
+        f"input: {shortened(str(value))} {reason}; name the input: {_choices(names or readers)}"
+    )
 
 
 def inputs_beside(
@@ -186,6 +190,14 @@ def _modality_of_text(text: str, readers: Mapping[str, Reader]) -> str | None:
 
 def _is_table(path: str) -> bool:
     return table_format(path) is not None or path.lower().endswith(SHARD)
+
+
+def _exists(path: str) -> bool:
+    """Whether a path is a file or a device. A text can be no path at all, see `_is_folder`."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_folder(path: str | Path) -> bool:

@@ -199,7 +199,13 @@ class Predictor:
     def _predict_frame(self, frame: Any) -> tuple[Opened, Predictions]:
         """Return the opened rows of a data frame, and the predictions."""
         self.require_answers()
-        opened = self.model_inputs.frame(frame)
+        data = self.model_inputs.argument(frame, {})
+        if isinstance(data, list | dict):
+            raise UserError(
+                f"must be a pandas.DataFrame, got {type(frame).__name__}; predict also accepts "
+                "samples, and returns their probabilities"
+            )
+        opened = self.model_inputs.frame(data)
         return opened, self.run(self.model_inputs.prepared(opened))
 
     def _index(self, frame: Any) -> Any:
