@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.core.parts import imported
 from dxn.core.randomness import Probability, evenly_spaced
+from dxn.core.untrusted import shortened
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import Balance, class_name
 from dxn.tasks.task import TASKS, Task
@@ -178,6 +179,12 @@ def infer(
         if _are_tags(rows):
             return "tag", ""
         if are_label_lists(cells):
+            if _are_amounts_in_lists(cells):
+                raise UserError(
+                    f"data.target: contains lists of numbers such as {shortened(cells[0])}, which "
+                    "no task predicts; write each number in a column of its own, and train one "
+                    "model per column"
+                )
             return "multilabel", ""
     # Numbers: quantities, or ids of classes.
     if are_amounts(profile):
@@ -226,6 +233,13 @@ def infer(
 def _can_be_list(cell: Any) -> bool:
     """Whether a cell can be a list or an object, also as a text."""
     return not isinstance(cell, str | int | float) or str(cell).lstrip().startswith(LISTS)
+
+
+def _are_amounts_in_lists(cells: Sequence[Any]) -> bool:
+    """Whether most items of lists are numbers with a fraction, which are no labels."""
+    items = [item for cell in cells for item in list_of(cell) or ()]
+    fractions = [item for item in items if isinstance(item, float) and not item.is_integer()]
+    return 2 * len(fractions) > len(items)
 
 
 def _are_tags(rows: Sequence[tuple[Any, Any]]) -> bool:

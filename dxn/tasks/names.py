@@ -30,6 +30,7 @@ TYPES: dict[Kind, Callable[[str], Any]] = {
 # With more classes, a table with one column per class is too wide to read and large on disk.
 MAX_CLASS_COLUMNS = 20
 TOP = 5  # number of the most probable classes that such a table contains instead
+MAX_CHARS = 60  # of a name in a description
 SHOWN = 12  # names in a description, so that it fits on about two lines of a terminal
 
 
@@ -138,13 +139,19 @@ class Names(Target):
         """
         counts = Counter(chain.from_iterable(map(self.names, values)))
         noun = self.nouns[len(counts) != 1]
-        parts = [f"{name} {count:,}" for name, count in counts.most_common()]
+        parts = [f"{_short(name)} {count:,}" for name, count in counts.most_common()]
         return f"{len(counts)} {noun} ({list_names(parts, SHOWN)})" if parts else f"0 {noun}"
 
     def unknown(self, values: Sequence[Any]) -> list[str]:
         """Return the first name of each row that is not in the training split."""
         rows = ([name for name in self.names(v) if name not in self.index] for v in values)
         return [names[0] for names in rows if names]
+
+
+def _short(name: str) -> str:
+    """Return a name on one line, without the end of a long one."""
+    name = " ".join(name.split())
+    return name if len(name) <= MAX_CHARS else f"{name[: MAX_CHARS - 1]}…"
 
 
 def class_name(value: Any) -> str:

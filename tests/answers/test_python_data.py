@@ -113,3 +113,10 @@ def test_the_index_of_times_of_a_data_frame_is_not_left_out_silently():
     frame = pd.DataFrame({"x": [1, 2]}, index=pd.date_range("2026-01-01", periods=2))
     assert "times in the index" in tables_of(frame)["all"].notes[0]
     assert tables_of(frame.reset_index())["all"].notes == []
+
+
+def test_an_index_with_a_name_is_not_left_out_silently():
+    frame = pd.DataFrame({"text": ["a", "b"], "x": [1, 2]})
+    assert tables_of(frame)["all"].notes == []
+    (note,) = tables_of(frame.set_index("text"))["all"].notes
+    assert note.startswith("not used: the index of the data frame (text); frame.reset_index()")

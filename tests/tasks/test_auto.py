@@ -31,6 +31,7 @@ WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
         (["1", "2", "red"], "classify"),
         ([["a", "b"], ["a"]], "multilabel"),
         ([[], []], "multilabel"),
+        ([[0.0, 1.0], [1.0, 1.0]], "multilabel"),
         (["a|b", "b", "a|b"], "multilabel"),
         (["a|b", "c|d", "e|f"], "classify"),  # no label occurs twice
         (["a|a", *["red", "blue"] * 20], "classify"),  # hardly any value has a separator
@@ -142,6 +143,11 @@ def test_dates_and_identifiers_are_refused_with_the_options_that_help(values, se
     assert message.startswith("data.target: contains ")
     assert sentence in message
     assert "head=classify" in message
+
+
+def test_lists_of_numbers_with_a_fraction_are_no_labels():
+    with pytest.raises(UserError, match=r"lists of numbers such as \[0\.5, 0\.25\], which no task"):
+        infer(profile_of([[0.5, i + 0.25] for i in range(20)]))
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ def test_any_cell_is_a_class_name():
 
 def test_a_description_counts_the_classes():
     assert Classify().target.describe(COLORS) == "3 classes (red 4, blue 2, green 1)"
+    lines = Classify().target.describe(["two\nlines", "l" * 99])
+    assert lines == f"2 classes (two lines 1, {'l' * 59}… 1)"
     many = Classify().target.describe([str(i) for i in range(20)])
     assert many.startswith("20 classes (0 1, 1 1") and many.endswith("and 8 more)")
 

@@ -76,11 +76,16 @@ def table_of(value: Any) -> Table:
     # By position: the names of columns can be numbers.
     columns = {name: as_column(_cells(frame.iloc[:, i])) for i, name in enumerate(names)}
     notes: list[str] = []
-    # Other indices usually number or name the rows, which says nothing about new ones.
+    # Other indices number the rows, which says nothing about new ones.
     if any(_is_instance(frame.index, "pandas", kind) for kind in ("DatetimeIndex", "PeriodIndex")):
         notes.append(
             "not used: the times in the index of the data frame; frame.reset_index() makes them a "
             "column"
+        )
+    elif index := [str(name) for name in frame.index.names if name is not None]:
+        notes.append(
+            f"not used: the index of the data frame ({', '.join(index)}); frame.reset_index() "
+            "makes it a column"
         )
     return Table(columns, Origins([Path(FRAME)], np.arange(1, len(frame) + 1)), notes)
 
