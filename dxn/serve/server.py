@@ -35,12 +35,12 @@ class Connection(h11.Connection):
     def send(self, event: Any) -> Any:
         """Return the bytes to send for an event, or None."""
         data = super().send(event)
-        # The parts of a stream, whose length is not known, can come much later.
-        if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):
-            self.head = data or b""
-            return b""
         if data is None:  # the end of the connection
             return None
+        # The parts of a stream, whose length is not known, can come much later.
+        if isinstance(event, h11.Response) and b"content-length" in data.lower():
+            self.head = data
+            return b""
         head, self.head = self.head, b""
         return head + data
 
