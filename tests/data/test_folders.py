@@ -245,7 +245,7 @@ def test_hidden_files_are_ignored_and_other_files_are_counted(tmp_path):
     for path in (unpacked(tmp_path / "pets", files), packed(tmp_path / "pets.zip", files)):
         source = folder(path)
         assert sum(sizes(source.splits).values()) == 18
-        assert source.notes[0] == "not used: 2 files of other types"
+        assert source.notes[0] == "not used: 2 files of another type"
 
 
 def test_a_hidden_folder_above_hides_nothing(tmp_path):

@@ -164,7 +164,8 @@ def _readable_files(
             f"that read files: {names}); set adapters, or check the path"
         )
     num_others = len(members) - len(files)
-    return files, modalities, [f"not used: {num_others} files of other types"] if num_others else []
+    notes = [f"not used: {count(num_others, 'file')} of another type"] if num_others else []
+    return files, modalities, notes
 
 
 def _only(modalities: Sequence[str], root: Path) -> str:
