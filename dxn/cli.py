@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -36,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     configure()
+    if argv is None:
+        # torch creates so many objects that searches for garbage take a fifth of its import, and
+        # the last search, when Python ends, as much again.
+        gc.disable()
+        atexit.register(gc.freeze)
     try:
         return _run(arguments, is_typed=argv is None)
     except UserError as error:
@@ -143,6 +150,10 @@ def _run(arguments: list[str], *, is_typed: bool) -> int:
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
     check_paths = importlib.import_module("dxn.commands.options").check_paths
     prepared = check_paths(cls.compose(rest))
+    if is_typed:
+        importlib.import_module("torch")  # which every command imports
+        gc.freeze()  # later searches leave out what exists now
+        gc.enable()
     for note in prepared.settings.notes:
         print(printable(note))
     return prepared.execute()
