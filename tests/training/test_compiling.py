@@ -129,3 +129,15 @@ def test_without_a_compiler_the_training_continues_with_a_note(tmp_path, monkeyp
 
 def _broken(graph, inputs):
     raise RuntimeError("no C++ compiler found")
+
+
+def test_a_training_step_compiles_if_torch_cannot_trace_whether_there_is_autocast(
+    tmp_path, monkeypatch
+):
+    # torch 2.11 cannot. A function that is not traced is an error in a whole graph.
+    untraced = torch.compiler.disable(torch.amp.is_autocast_available)
+    monkeypatch.setattr(torch.amp, "is_autocast_available", untraced)
+    monkeypatch.setattr(Fit, "compiles_model", True)
+    fit(tmp_path / "run", compile=True, epochs=1, count=22)
+    assert not compiling._failures
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
