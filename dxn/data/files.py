@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -258,7 +258,7 @@ def digest(raw: Any) -> bytes:
         raw = raw.tolist()
     if isinstance(raw, np.ndarray):
         # Include the shape: equal bytes with different shapes are different images.
-        content.update(repr((raw.shape, raw.dtype)).encode())
+        content.update(f"({raw.shape!r}, {_written(raw.dtype)})".encode())
         content.update(np.ascontiguousarray(raw).data)
     elif isinstance(raw, list | tuple | Mapping) and _has_arrays(raw):
         # The repr of a large array is shortened.
@@ -271,6 +271,12 @@ def digest(raw: Any) -> bytes:
     else:
         content.update(repr(raw).encode())
     return content.digest()
+
+
+@cache
+def _written(dtype: np.dtype) -> str:
+    """Return the repr of a dtype, which NumPy takes longer to write than a small array to hash."""
+    return repr(dtype)
 
 
 def _has_arrays(raw: Any) -> bool:

@@ -28,6 +28,9 @@ TARGET = "target"  # key of the targets in Rows.cells and in batches
 AUTO = "auto"  # an option that names columns: the columns with usual names
 # At most so many rows, which are evenly spaced, decide what is in a column and fit a vocabulary.
 FIT_ROWS = 100_000
+# Of at most so many cells, Arrow arrays are built without `pyarrow.array`: it imports pandas, which
+# takes a tenth of the time of `import torch`, and which nothing else needs.
+FEW_CELLS = 10_000
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
@@ -79,7 +82,7 @@ class Column(Sequence[Any]):
             if self.rows is None:
                 values = values[part]
             elif self.is_arrow:
-                values = values.take(self.rows[part])
+                values = values.take(_arrow_numbers(self.rows[part]))
             else:  # one after another, because they can be files
                 values = (self.values[row] for row in self.rows[part].tolist())
             values = values.to_pylist() if self.is_arrow else values
@@ -127,7 +130,7 @@ class Column(Sequence[Any]):
         values: Any = self.values
         if not self.is_arrow or self.rows is None:
             return values if self.is_arrow else None
-        return values.take(self.rows)
+        return values.take(_arrow_numbers(self.rows))
 
 
 def as_column(cells: Sequence[Any], *, is_json: bool = False) -> Column:
@@ -145,12 +148,35 @@ def as_column(cells: Sequence[Any], *, is_json: bool = False) -> Column:
     if kind is not None:
         # A number with more than 64 bits, or half of a surrogate pair.
         with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
-            return Column(pyarrow.array(cells, kind))
+            return Column(_arrow_array(cells, kind))
     if is_json:
         with suppress(TypeError):  # the messages of a Parquet file can have times
             texts = [None if cell is None else json.dumps(cell) for cell in cells]
-            return Column(pyarrow.array(texts, pyarrow.large_string()), decode=json.loads)
+            return Column(_arrow_array(texts, pyarrow.large_string()), decode=json.loads)
     return Column(list(cells))
+
+
+def _arrow_array(cells: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    """Return cells as an Arrow array of this type."""
+    import pyarrow
+
+    if len(cells) <= FEW_CELLS and pyarrow.types.is_large_string(kind):
+        builder: Any = pyarrow.lib.StringBuilder()  # pyright: ignore[reportAttributeAccessIssue]
+        builder.append_values(cells)
+        return builder.finish().cast(kind)
+    is_number = kind in (pyarrow.int64(), pyarrow.float64())
+    if len(cells) <= FEW_CELLS and is_number and all(cell is not None for cell in cells):
+        return _arrow_numbers(np.array(cells, kind.to_pandas_dtype()))
+    return pyarrow.array(cells, kind)
+
+
+def _arrow_numbers(numbers: np.ndarray) -> pyarrow.Array:
+    """Return numbers (N,), int64 or float64, as an Arrow array."""
+    import pyarrow
+
+    kind = pyarrow.from_numpy_dtype(numbers.dtype)
+    buffer = pyarrow.py_buffer(np.ascontiguousarray(numbers))
+    return pyarrow.Array.from_buffers(kind, len(numbers), [None, buffer])
 
 
 def blank_to_none(value: Any) -> Any:

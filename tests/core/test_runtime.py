@@ -40,6 +40,24 @@ def test_the_command_line_configures_the_process_the_same_way():
     assert run(code)[-5:] == [runtime.SPINS, "AUTO", *KERNELS, "False"]
 
 
+def test_only_the_command_line_changes_when_python_searches_for_garbage(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\na b,x\nc d,y\ne f,x\n", encoding="utf-8")
+    code = f"""
+import gc, sys
+from dxn.cli import main
+main(["check", {str(table)!r}])
+print(gc.isenabled(), gc.get_freeze_count())
+sys.argv[1:] = ["check", {str(table)!r}]
+main()
+print(gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+    output = run(code)
+    called = output.index("0")  # the first count
+    assert output[called - 1] == "True"
+    assert output[-2:] == ["True", "True"]
+
+
 def test_a_variable_of_the_user_is_kept():
     code = f"from dxn.core.runtime import configure; configure(); {SHOW}"
     assert run(code, GOMP_SPINCOUNT="7") == ["7", "AUTO", *KERNELS, "False"]

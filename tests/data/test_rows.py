@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dxn.data.rows import Column, Origins, Rows, as_column, join_columns
+from dxn.data.rows import FEW_CELLS, Column, Origins, Rows, as_column, join_columns
+from dxn.data.splits.duplicates import codes_of
 from dxn.data.tables.read import concatenate, read_table
 
 CELLS = {
@@ -108,3 +109,19 @@ def test_tables_are_joined_with_the_origin_of_each_row(tmp_path):
 
 def test_the_cells_of_a_list_are_a_column_too():
     assert Column([1, None], decode=str) == ["1", None]
+
+
+@pytest.mark.parametrize("cells", [["a", None, "b", "a"], [2, 7, None, 2], [0.5, None, 7.0, 0.5]])
+@pytest.mark.parametrize("repeats", [1, 5, FEW_CELLS])
+def test_equal_cells_have_equal_codes_and_missing_ones_have_none(cells, repeats):
+    column = as_column(cells * repeats)
+    assert column.is_arrow
+    codes = codes_of(column).reshape(repeats, 4)
+    missing = cells.index(None)
+    assert (codes == codes[0]).all()
+    assert (codes == -1)[0].tolist() == [i == missing for i in range(4)]
+    assert len(set(codes[0].tolist())) == 3
+    assert codes[0, 0] == codes[0, 3]
+    later = Column(column.values[1:])
+    assert codes_of(later)[missing - 1] == -1
+    assert (codes_of(later) >= 0).sum() == 3 * repeats - 1

@@ -157,10 +157,10 @@ def test_a_check_and_a_prediction_import_neither_the_training_nor_what_they_do_n
 import sys
 from dxn.cli import main
 main(["check", "texts.csv"])
-unused = {"torch._dynamo", "torchaudio", "matplotlib", "av", "dxn.training.loop"}
+unused = {"torch._dynamo", "torchaudio", "matplotlib", "pandas", "av", "dxn.training.loop"}
 print("imported:", *sorted(unused & {*sys.modules}))
 main(["predict", "run=model", "input.title=blue"])
-print("imported:", *sorted({"matplotlib", "dxn.training.loop"} & {*sys.modules}))
+print("imported:", *sorted({"matplotlib", "pandas", "dxn.training.loop"} & {*sys.modules}))
 """
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -50,7 +50,12 @@ def codes_of(column: Column) -> np.ndarray:
             from pyarrow import compute
 
             values = compute.call_function("add", [values, 0.0])  # 0.0 and -0.0 are equal
-        codes = values.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+        indices = values.dictionary_encode().indices
+        is_present, content = indices.buffers()  # `to_numpy` and `fill_null` would import pandas
+        codes = np.frombuffer(content, np.int32, len(indices), 4 * indices.offset).astype(np.int64)
+        if is_present is not None:
+            bits = np.unpackbits(np.frombuffer(is_present, np.uint8), bitorder="little")
+            codes[bits[indices.offset :][: len(indices)] == 0] = -1
         return codes if column.rows is None else codes[column.rows]
     code_of: dict[Hashable, int] = {}
     keys = map(content_key, column)
