@@ -178,6 +178,7 @@ class Samples(Dataset):
         usable = np.flatnonzero(is_usable)
         copies = range(repeats if augment else 1)
         self.rows = np.concatenate([usable + copy * len(opened) for copy in copies])
+        self.num_rows = len(opened)  # asked for each sample
         self.num_workers = opened.num_workers
         self.timeout = opened.timeout
         self.batch_tokens = opened.batch_tokens
@@ -280,7 +281,7 @@ class Samples(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, i = key
-        rand, sample = self._inputs(epoch, i)
+        rand, sample = self._inputs(epoch, i, self._order())
         return self._with_target(epoch, i, rand, sample)
 
     def batch(
@@ -297,9 +298,9 @@ class Samples(Dataset):
             indices: Indices of the samples.
             drop_inputs: Whether inputs are dropped, see `input_dropout`.
         """
-        together = self._together
+        together, order, encoded_inputs = self._together, self._order(), self.opened.replaced
         prepared = [
-            self._inputs(epoch, i, together, self.opened.replaced, drop_inputs=drop_inputs)
+            self._inputs(epoch, i, order, together, encoded_inputs, drop_inputs=drop_inputs)
             for i in indices
         ]
         bad = self._bad_files(indices)
@@ -315,7 +316,7 @@ class Samples(Dataset):
             if name in together and having:
                 rands, raws = zip(*having, strict=True)
                 encoded[name] = self.tokenizers[name].batch(raws, rands)
-            elif name in self.opened.replaced and having:
+            elif name in encoded_inputs and having:
                 encoded[name] = self.opened.encoded[name].batch(row for _, row in having)
         pairs = zip(indices, prepared, strict=True)
         samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
@@ -346,7 +347,7 @@ class Samples(Dataset):
 
         Its files are decoded and prepared, but a text is still a text.
         """
-        rand, sample = self._inputs(0, i, self._together)
+        rand, sample = self._inputs(0, i, self._order(), self._together)
         return self._with_target(0, i, rand, sample)
 
     def batch_of(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -374,10 +375,21 @@ class Samples(Dataset):
                         reasons[self.opened.origin[row]] = reason
         return reasons
 
+    def _order(self) -> list[str]:
+        """Return the inputs in the order in which those of a sample are prepared.
+
+        All inputs and the target draw from one generator. The order is fixed, so that a sample is
+        reproducible: `batch` prepares the inputs last that are prepared together.
+        """
+        read = () if self.target is None else self.target.prepared_inputs
+        last = [n for n in self.inputs if not self.tokenizers[n].reader.files and n not in read]
+        return [*(name for name in self.inputs if name not in last), *last]
+
     def _inputs(
         self,
         epoch: int,
         i: int,
+        order: Sequence[str],
         together: Container[str] = (),
         encoded: Mapping[str, EncodedColumn] = MappingProxyType({}),
         *,
@@ -390,18 +402,16 @@ class Samples(Dataset):
         Returns:
             The random generator of the sample, None without augmentation; and its inputs by name.
         """
-        row = int(self.rows[i]) % len(self.opened)
+        row = int(self.rows[i]) % self.num_rows
         rand = random.Random(f"{self.seed}/{epoch}/{self._id(i)}") if self.augment else None
         present = [name for name in self.inputs if self.opened.present[name][row]]
         if rand is not None and drop_inputs and self.input_dropout:
             rest = remaining_inputs(present, self.input_dropout, rand)
             present = [name for name in present if name in rest or name in self.required]
-        # All inputs and the target draw from one generator. Their order is fixed, so that a sample
-        # is reproducible: `batch` prepares the inputs last that are prepared together.
-        read = () if self.target is None else self.target.prepared_inputs
-        last = [n for n in present if not self.tokenizers[n].reader.files and n not in read]
         sample: dict[str, Any] = {}
-        for name in [*(name for name in present if name not in last), *last]:
+        for name in order:
+            if name not in present:
+                continue
             if name in encoded and encoded[name].has(row):
                 sample[name] = row
                 continue
@@ -420,7 +430,7 @@ class Samples(Dataset):
         """Return a sample with its target, if there is one, and its index."""
         index, target = int(self.rows[i]), self.target
         if target is not None and (target.source != "column" or self.targets is not None):
-            row = index % len(self.opened)
+            row = index % self.num_rows
             if target.random:
                 # In validation, the seed is the same in every epoch, so that metrics of different
                 # epochs are comparable.
@@ -492,7 +502,7 @@ class Samples(Dataset):
 
         Not on i, which changes if other rows are left out.
         """
-        copy, row = divmod(int(self.rows[i]), len(self.opened))
+        copy, row = divmod(int(self.rows[i]), self.num_rows)
         row_ids = self.opened.row_ids
         row_id = row if row_ids is None else int(row_ids[row])
         # The first copy is the sample that there is without repeats.

@@ -89,6 +89,9 @@ class TextReader(Reader):
             BadMedia: If the cell is not a text, or its first max_chars characters are blank, or a
                 message of a conversation is wrong.
         """
+        is_short = type(cell) is str and 0 < len(cell) <= self.max_chars
+        if is_short and self.template is None and cell.isascii() and not cell.isspace():
+            return cell  # most texts, for which the checks below would take ten times longer
         if isinstance(cell, Conversation):
             return cell
         if is_conversation(cell):
@@ -123,6 +126,8 @@ class TextReader(Reader):
 
     def first(self, raw: RawText) -> tuple[PlainText, float]:
         """Return the first max_chars characters of a text, and how many times longer it is."""
+        if isinstance(raw, str) and len(raw) <= self.max_chars:  # most texts
+            return raw, 1.0
         raw = raw.text if isinstance(raw, Conversation) else raw
         rest = self.max_chars
         count = len(raw) if isinstance(raw, str) else sum(map(len, raw))
@@ -343,7 +348,7 @@ class TextTokenizer(Tokenizer):
         # One assignment for all texts takes less time than padding each of them.
         mask = np.arange(longest) < np.array(lengths)[:, None]
         ids = np.zeros(mask.shape, np.int64)
-        ids[mask] = list(chain.from_iterable(rows))
+        ids[mask] = np.fromiter(chain.from_iterable(rows), np.int64, total)
         batch: Batch = {
             "ids": torch.from_numpy(ids),
             "mask": torch.from_numpy(mask),
