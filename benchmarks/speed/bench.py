@@ -10,8 +10,9 @@ product of 2048×2048 matrices (on a GPU 8192×8192) in the same data type, meas
 rounds. A row is a fraction of it, which counts useful operations only, without those for padding.
 The data type is bf16 where it is measured faster, as in dxn, and otherwise float32.
 
-Every row runs in its own process. Their results are written to results.json, and as a
-table to BENCHMARKS.md. With --only, rows are measured and printed, and written only with --write.
+Every row runs in its own process. It has 9 rounds, but only 3 if these take more than 20 seconds.
+The results are written to results.json, and as tables to BENCHMARKS.md. With --only, rows are
+measured and printed, and written only with --write.
 DIR contains the public data sets of the rows of whole runs, one folder per data set.
 """
 
@@ -110,7 +111,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", metavar="ROW", help="rows to measure")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds per row")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="maximum number of rounds per row"
+    )
     parser.add_argument("--device", default="cpu", help="device of the models")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="default: by measurement")
     parser.add_argument("--data", type=Path, help="folder of public data sets")

@@ -18,6 +18,8 @@ from bench_row import OURS, Call, Goal, Options, Row, Work
 # A call that takes less is repeated, because the clock and the first call after a pause would
 # distort its time.
 MIN_SECONDS = 0.05
+# A row whose rounds have taken so many seconds ends after at least so many rounds.
+MAX_SECONDS, MIN_ROUNDS = 20.0, 3
 # Calls before the measurement on a GPU: dxn and torch.compile record graphs in some of the first
 # ones, and dxn compares their answers with those of the model in the next ones. Long calls do so
 # once, so they need no more than the first number.
@@ -75,6 +77,7 @@ def measure(row: Row, options: Options, rounds: int) -> Result:
         rounds = min(rounds, row.rounds or rounds)
         values, rates = run_rounds(work, options, rounds)
     ours = values[OURS]
+    rounds = len(ours)
     medians = {name: statistics.median(times) for name, times in values.items()}
     ratios = {
         name: statistics.median(peer / own for peer, own in zip(times, ours, strict=True))
@@ -129,7 +132,10 @@ def run_rounds(
     product = make_product(options.dtype, device) if work.flop is not None else None
     values: dict[str, list[float]] = {name: [] for name in names}
     rates: list[float] = []
+    start = time.perf_counter()
     for i in range(rounds):
+        if i >= MIN_ROUNDS and time.perf_counter() - start > MAX_SECONDS:
+            break
         # Another one begins in each round, so that none always follows the same one.
         for name in names[i % len(names) :] + names[: i % len(names)]:
             values[name].append(value_of(work.calls[name], device, repeats[name]))

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -29,10 +30,13 @@ KINDS = {
     "generation": "Generation",
     "training": "Training",
     "input": "Reading, starting and single predictions",
-    "memory": "Memory of attention",
+    "memory": "Memory",
     "run": "Whole runs",
     "path": "Paths of a GPU beside the plain path of the same work",
 }
+# What dxn is compared with in a row that has no other library.
+REFERENCES = ("import torch", "one batch", "dxn, padded", "plain")
+EQUAL = 1.05  # speeds up to this factor in both directions count as equal
 
 Record = Mapping[str, Any]
 
@@ -81,19 +85,77 @@ def write(results: Sequence[Record], *, order: Sequence[str]) -> None:
     )
     before, rest = text.split(START)
     _, after = rest.split(END)
-    REPORT.write_text(f"{before}{START}\n\n{tables(kept)}\n{END}{after}", encoding="utf-8")
+    written = f"{summary(kept)}\n\n{tables(kept)}"
+    REPORT.write_text(f"{before}{START}\n\n{written}\n{END}{after}", encoding="utf-8")
+
+
+def summary(records: Sequence[Record]) -> str:
+    """Return five lines about all comparisons: where dxn is faster, equal and slower."""
+    compared = [record for record in records if speed(record) is not None]
+    machines = {record["machine"]["device"] for record in records}
+    groups: dict[str, list[Record]] = {"faster": [], "equal": [], "slower": []}
+    for record in compared:
+        ratio = speed(record) or 1.0
+        is_equal = 1 / EQUAL <= ratio <= EQUAL
+        groups["equal" if is_equal else "faster" if ratio > 1 else "slower"].append(record)
+    kinds = {record["kind"] for record in compared}
+    medians = [
+        f"{name.lower()} {statistics.median(_speeds(compared, kind=kind)):.2f}"
+        for kind, name in KINDS.items()
+        if kind in kinds
+    ]
+    return "\n".join(
+        [
+            f"- {len(compared)} comparisons with the fastest other library on {len(machines)} "
+            f"machines; speeds of {1 / EQUAL:.2f} to {EQUAL:g} count as equal.",
+            *(
+                f"- **{name.capitalize()}** in {len(rows)}: {_ranges(rows) or 'none'}."
+                for name, rows in groups.items()
+            ),
+            f"- Median speed: {', '.join(medians)}.",
+        ]
+    )
+
+
+def speed(record: Record) -> float | None:
+    """Return the speed relative to the fastest other library; None without another library."""
+    ratios = record.get("ratios", {})
+    return min((ratios[name] for name in ratios if name not in REFERENCES), default=None)
+
+
+def _speeds(records: Sequence[Record], **fields: str) -> list[float]:
+    chosen = [r for r in records if all(r[name] == value for name, value in fields.items())]
+    return [ratio for record in chosen if (ratio := speed(record)) is not None]
+
+
+def _ranges(records: Sequence[Record]) -> str:
+    """Return the names of rows with their lowest and highest speed, the fastest one first."""
+    speeds = {r["name"]: _speeds(records, name=r["name"]) for r in records}
+    texts: list[str] = []
+    for name, values in sorted(speeds.items(), key=lambda item: -max(item[1])):
+        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+        texts.append(f"`{name}` {low if low == high else f'{low} to {high}'}")
+    return ", ".join(texts)
 
 
 def tables(records: Sequence[Record]) -> str:
-    """Return the tables of all records, one section per device and one table per group of rows."""
+    """Return the tables of all records, one section per device, and one table per group of rows.
+
+    Rows without another library are in a table of their own.
+    """
     lines: list[str] = []
     for device, of_device in groupby(records, key=lambda r: r["machine"]["device"]):
         rows = list(of_device)
         lines += [f"## {device}", "", _conditions(rows), ""]
-        for kind, of_kind in groupby(rows, key=lambda r: r["kind"]):
-            lines += [f"### {KINDS[kind]}", ""]
-            lines += ["| work | dxn | others | speed | row |"]
+        costs = [row for row in rows if "error" not in row and speed(row) is None]
+        compared = [row for row in rows if row not in costs]
+        for kind, of_kind in groupby(compared, key=lambda r: r["kind"]):
+            lines += [f"### {KINDS[kind]}", "", "| work | dxn | others | speed | row |"]
             lines += ["|---|---|---|---|---|", *map(_row, of_kind), ""]
+        if costs:
+            lines += ["### Costs without another library", ""]
+            lines += ["| work | dxn | compared with | speed | row |"]
+            lines += ["|---|---|---|---|---|", *map(_row, costs), ""]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from bench_row import OURS, Goal, Options, Row, Work, check_equal
@@ -109,14 +110,16 @@ def first_step(options: Options) -> Work:
     return Work({OURS: ours, "import torch": process(IMPORT_TORCH)})
 
 
+def predict_start(options: Options) -> Work:
+    """`dxn predict` of one text."""
+    run = _small_run(options.folder)
+    ours = process(["-m", "dxn", "predict", f"run={run}", f"input.text={_text(0)}"])
+    return Work({OURS: ours, "import torch": process(IMPORT_TORCH)})
+
+
 def single_predictions(options: Options) -> Work:
     """1,000 calls of `predict`, and one of `predict_many`, of a small text classifier."""
-    table, run = options.folder / "table.csv", options.folder / "run"
-    table.write_text(_table(400), encoding="utf-8")
-    model = ["backbone=nano", "pretrained=none"]
-    train = ["train", str(table), f"run={run}", *model, "trainer.epochs=1"]
-    process(["-m", "dxn", *train])()
-    model = dxn.load(str(run))
+    model = dxn.load(_small_run(options.folder))
     samples = [{"text": _text(i)} for i in range(SINGLES)]
 
     def singles() -> list[dict]:
@@ -138,6 +141,15 @@ def single_predictions(options: Options) -> Work:
         batch()
 
     return Work({OURS: run_singles, "one batch": run_batch})
+
+
+def _small_run(folder: Path) -> str:
+    """Train a small text classifier, and return its run folder."""
+    table, run = folder / "table.csv", folder / "run"
+    table.write_text(_table(400), encoding="utf-8")
+    model = ["backbone=nano", "pretrained=none", "trainer.epochs=1"]
+    process(["-m", "dxn", "train", str(table), f"run={run}", *model])()
+    return str(run)
 
 
 def _text(i: int) -> str:
@@ -164,6 +176,13 @@ ROWS = (
         "input",
         first_step,
         (Goal(at_most=2.5, peer="import torch"),),
+    ),
+    Row(
+        "predict_start",
+        "`dxn predict` of one text from the shell, seconds of the processor",
+        "input",
+        predict_start,
+        (Goal(at_most=1.2, peer="import torch"),),
     ),
     Row(
         "single_predictions",

@@ -79,6 +79,41 @@ def test_the_limit_is_a_goal_in_bf16_only(tmp_path, monkeypatch, dtype):
     assert result.goals == goals
 
 
+def test_long_rows_have_three_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "MAX_SECONDS", 0)
+    work = row.Work({"dxn": lambda: 2.0, "timm": lambda: 3.0})
+    built = row.Row("a", "some work", "input", lambda options: work)
+    assert measuring.measure(built, row.Options(tmp_path), 9).rounds == measuring.MIN_ROUNDS
+    assert measuring.measure(built, row.Options(tmp_path), 2).rounds == 2
+
+
+def test_the_summary_counts_comparisons_with_other_libraries_only(tmp_path):
+    records = []
+    for name, device, peers in [
+        ("fast", "A", {"timm": 3.0, "peft": 4.0}),
+        ("fast", "B", {"timm": 2.5}),
+        ("even", "A", {"timm": 2.05}),
+        ("slow", "A", {"timm": 4.0, "peft": 1.0}),
+        ("cost", "A", {"import torch": 1.0}),
+        ("memory", "A", {}),
+    ]:
+        record = measured(tmp_path, ours=2.0, **peers).as_dict()
+        machine = {**report.machine(CPU, "float32"), "device": device}
+        records.append({**record, "name": name, "machine": machine})
+    lines = report.summary(records).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("- 4 comparisons with the fastest other library on 2 machines")
+    assert lines[1:4] == [
+        "- **Faster** in 2: `fast` 1.25 to 1.50.",
+        "- **Equal** in 1: `even` 1.02.",
+        "- **Slower** in 1: `slow` 0.50.",
+    ]
+    _, costs = report.tables(records[:1] + records[2:]).split("### Costs without another library")
+    assert "`cost`" in costs
+    assert "`memory`" in costs
+    assert "`even`" not in costs
+
+
 def test_the_table_keeps_the_results_of_other_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(report, "REPORT", tmp_path / "BENCHMARKS.md")
