@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import optuna
 from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTrialError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -56,6 +54,7 @@ from dxn.runs.monitoring import build_metrics
 from dxn.runs.plan import continued
 from dxn.runs.train import train_one
 from dxn.tasks.metric import Metric
+from dxn.viz.search import draw_search
 
 STUDY = "study.db"
 TABLE = "trials.csv"
@@ -609,14 +608,11 @@ class Search:
 
     def _draw(self) -> None:
         """Draw the value of each trial by each searched option."""
-        plots = optuna.visualization.matplotlib
-        # The function changes the style of all later pictures, and warns of a single trial.
-        with mpl.rc_context(), warnings.catch_warnings(action="ignore"):
-            plots.plot_slice(self.study, target_name=f"validation {self.monitored}")
-            figure = plt.gcf()
-            with atomic_file(self.folder / CHART) as path:
-                figure.savefig(path, format="png", bbox_inches="tight")
-            plt.close(figure)
+        points = [(trial.params, _value(trial)) for trials in self._settings() for trial in trials]
+        logs = [option.key for option in self.space if option.is_log]
+        metric = f"validation {self.monitored}"
+        with atomic_file(self.folder / CHART) as path:
+            draw_search(points, self._keys, metric, path, logs=logs)
 
 
 def _value(trial: FrozenTrial) -> float:

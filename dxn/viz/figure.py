@@ -114,7 +114,7 @@ def save(figure: Figure, path: Path) -> None:
         if names != [DEFAULT_FONT]:
             text.set_fontfamily(names)
     _lay_out(figure)
-    figure.savefig(path, metadata={"Software": SOFTWARE})
+    figure.savefig(path, format="png", metadata={"Software": SOFTWARE})
 
 
 def _lay_out(figure: Figure) -> None:

@@ -28,6 +28,7 @@ from dxn.viz.drawers.text import TextDrawer
 from dxn.viz.figure import new_figure, save, set_title, shortened, wrapped
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
 from dxn.viz.sample import answer_line, listed_probabilities
+from dxn.viz.search import draw_search
 
 ROWS = [
     {"step": 3, "epoch": 1, "train/loss": 2.0, "lr": 1e-3},
@@ -129,6 +130,22 @@ def test_a_text_shows_its_true_marks_and_its_predicted_ones():
     assert len(html) < 1200
     only = TextDrawer().marked_fragment(text(words), marks[:1])
     assert "predicted: nothing" in only and "<mark" in only
+
+
+def test_a_search_has_a_panel_per_option_with_words_in_order(drawn, tmp_path):
+    options = {"lr": (0.1, 0.001, 0.01), "dim": ("16", "8", "128")}
+    values = [dict(zip(options, each, strict=True)) for each in zip(*options.values(), strict=True)]
+    trials = list(zip(values, (0.9, 0.8, 0.7), strict=True))
+    path = tmp_path / "trials.png"
+    draw_search(trials, list(options), "validation accuracy", path, logs=["lr"])
+    (figure,) = drawn
+    rates, dims = (axis for axis in figure.axes if axis.get_xlabel())
+    assert rates.get_xscale() == "log"
+    assert [tick.get_text() for tick in dims.get_xticklabels()] == ["8", "16", "128"]
+    # The best one is drawn last, in a color of its own.
+    assert dims.collections[0].get_offsets().tolist() == [[2, 0.7], [0, 0.8], [1, 0.9]]
+    *others, best = dims.collections[0].get_facecolors().tolist()
+    assert best not in others and path.exists()
 
 
 def test_the_chart_of_a_forecast_names_the_series_and_its_times():
