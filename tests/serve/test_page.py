@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -159,6 +160,15 @@ def forecasts(tmp_path_factory):
     examples = read_examples(str(folder / "run"), model, 2, ())
     with server_of(model, examples=examples) as url:
         yield url
+
+
+def test_the_history_of_a_forecast_is_the_end_of_its_series(forecasts):
+    series = json.loads(httpx.get(f"{forecasts}/model").json()["examples"][0]["texts"]["series"])
+    sent = {"inputs": [{"series": series}, {"series": series[-10:]}]}
+    long, short = httpx.post(f"{forecasts}/predict", json=sent, timeout=30).json()["results"]
+    assert long["channels"] == ["sun", "wind"] and len(long["history"]) == 24
+    assert np.array(long["history"]) == pytest.approx(np.array(series[-24:]), abs=1e-4)
+    assert np.array(short["history"]) == pytest.approx(np.array(series[-10:]), abs=1e-4)
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
