@@ -468,6 +468,8 @@ class ModelInputs:
                 raw = reader.read(cell)
             except BadMedia:
                 return None
+            if raw is None:  # such as "N/A"
+                continue
             raw = self.task.target.words_of(raw) if reader.words else raw
             if tokenizer.remark([raw]):
                 return None
