@@ -59,23 +59,18 @@ def tabular(train: pd.DataFrame, options: argparse.Namespace) -> Predict:
 
 def ludwig(train: pd.DataFrame, options: argparse.Namespace) -> Predict:
     """Train LudwigModel, whose training has a number of epochs but no limit of time."""
-    encoder = {
-        "type": "auto_transformer",
-        "pretrained_model_name_or_path": options.encoder,
-        "trainable": True,
-    }
-    columns = [name for name in train if name != options.target]
-    is_text = bool(options.encoder)
-    inputs = [
-        {"name": name, "type": "text", "encoder": encoder}
-        if is_text
-        else {"name": name, "type": "number"}
-        for name in columns
-    ]
+    feature: dict[str, Any] = {"type": "number"}
+    trainer: dict[str, Any] = {"epochs": options.epochs} if options.epochs else {}
+    if options.encoder:
+        name = options.encoder
+        encoder = {"type": "auto_transformer", "pretrained_model_name_or_path": name}
+        feature = {"type": "text", "encoder": {**encoder, "trainable": True}}
+        # The default, 0.001, is for networks that start from random weights.
+        trainer["learning_rate"] = 5e-5
     config = {
-        "input_features": inputs,
+        "input_features": [{"name": name, **feature} for name in train if name != options.target],
         "output_features": [{"name": options.target, "type": "category"}],
-        **({"trainer": {"epochs": options.epochs}} if options.epochs else {}),
+        "trainer": trainer,
     }
     model = import_module("ludwig.api").LudwigModel(config)
     model.train(dataset=train, output_directory=options.output)
@@ -97,17 +92,16 @@ def trainer(train: pd.DataFrame, options: argparse.Namespace) -> Predict:
             control.should_training_stop |= time.monotonic() - START > 60 * options.minutes
 
     def encode(rows: pd.DataFrame) -> list[dict[str, Any]]:
-        encoded = [dict(tokenizer(text, truncation=True)) for text in rows[column].fillna("")]
-        for row, label in zip(encoded, rows.get(options.target, []), strict=False):
-            row["labels"] = labels.index(label)
-        return encoded
+        return [dict(tokenizer(text, truncation=True)) for text in rows[column].fillna("")]
 
+    ids = [labels.index(label) for label in train[options.target]]
+    rows = [{**row, "labels": i} for row, i in zip(encode(train), ids, strict=True)]
     fit = T.Trainer(
         model=model,
         args=T.TrainingArguments(
             options.output, num_train_epochs=options.epochs or 3, report_to="none"
         ),
-        train_dataset=encode(train),
+        train_dataset=rows,
         data_collator=T.DataCollatorWithPadding(tokenizer),
         callbacks=[StopInTime()],
     )
