@@ -94,7 +94,8 @@ def summary(records: Sequence[Record]) -> str:
     compared = [record for record in records if speed(record) is not None]
     machines = {record["machine"]["device"] for record in records}
     groups: dict[str, list[Record]] = {"faster": [], "equal": [], "slower": []}
-    for record in compared:
+    timed = [record for record in compared if record["unit"] == "s"]
+    for record in timed:
         ratio = speed(record) or 1.0
         is_equal = 1 / EQUAL <= ratio <= EQUAL
         groups["equal" if is_equal else "faster" if ratio > 1 else "slower"].append(record)
@@ -106,13 +107,13 @@ def summary(records: Sequence[Record]) -> str:
     ]
     return "\n".join(
         [
-            f"- {len(compared)} comparisons with the fastest other library on {len(machines)} "
+            f"- {len(timed)} comparisons with the fastest other library on {len(machines)} "
             f"machines; speeds of {1 / EQUAL:.2f} to {EQUAL:g} count as equal.",
             *(
                 f"- **{name.capitalize()}** in {len(rows)}: {_ranges(rows) or 'none'}."
                 for name, rows in groups.items()
             ),
-            f"- Median speed: {', '.join(medians)}.",
+            f"- Medians of the other value divided by that of dxn: {', '.join(medians)}.",
         ]
     )
 
@@ -150,7 +151,8 @@ def tables(records: Sequence[Record]) -> str:
         costs = [row for row in rows if "error" not in row and speed(row) is None]
         compared = [row for row in rows if row not in costs]
         for kind, of_kind in groupby(compared, key=lambda r: r["kind"]):
-            lines += [f"### {KINDS[kind]}", "", "| work | dxn | others | speed | row |"]
+            ratio = "less memory" if kind == "memory" else "speed"
+            lines += [f"### {KINDS[kind]}", "", f"| work | dxn | others | {ratio} | row |"]
             lines += ["|---|---|---|---|---|", *map(_row, of_kind), ""]
         if costs:
             lines += ["### Costs without another library", ""]
@@ -161,6 +163,8 @@ def tables(records: Sequence[Record]) -> str:
 
 def number(value: float, unit: str) -> str:
     """Return a value with its unit, such as "12.3 ms"."""
+    if unit == "MB":
+        return f"{value:,.0f} MB"
     if unit != "s":
         return f"{value:.3g}"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -88,7 +88,7 @@ class Row:
         kind: Group of the row. It determines the goal relative to the limit.
         build: Prepares the work. It raises `Unequal` if the outputs differ.
         goals: What the row must reach.
-        unit: Unit of the values: "s", or "" for a plain number.
+        unit: Unit of the values: "s", "MB", or "" for a plain number.
         rounds: Maximum number of rounds. Default: those of the command line.
         data: Name of the data set in `Options.data` that the row needs.
         gpu: The batch fills a GPU, and would take minutes on a CPU, or the work needs a GPU.
