@@ -27,11 +27,11 @@ LR, WRITER_LR = 5e-5, 2e-5
 NEW_LR, NEW_BACKBONE_LR = 5e-4, 1e-3
 WARMUP, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.01, 0.9
 # Epochs of all weights that must fit into the time limit: one, because the head starts from a ridge
-# regression, and more for a new backbone, or for a head that finds objects or classes of pixels.
+# regression, and more for a random head, above all one that finds objects or classes of pixels.
 # Otherwise the published weights stay as they are. Only large models, and those that write, which
 # have no new weights, get low-rank updates. These need less memory than all weights, and two thirds
 # of the time.
-ENOUGH_EPOCHS, ENOUGH_JOINT_EPOCHS, ENOUGH_RANDOM_EPOCHS = 1.0, 10.0, 3.0
+ENOUGH_EPOCHS, ENOUGH_RANDOM_EPOCHS, ENOUGH_EPOCHS_OF_PARTS = 1.0, 3.0, 10.0
 LORA_RANK = 16
 # Columns of an encoded input, by modality, for tasks that need no place in it. Their number decides
 # how long a training takes. Others, such as texts, keep all of them.
@@ -76,18 +76,27 @@ class Start:
 
     @property
     def trains_all(self) -> bool:
-        """Whether there is time and memory to train all weights."""
+        """Whether all weights are trained, for which there must be time and memory.
+
+        Encoders that a new backbone reads memorize the rows before it has learned to read them.
+        """
+        is_read_alone = self.has_backbone or self.finds_parts
+        return is_read_alone and self.has_time and self.parameters <= MAX_TRAINED
+
+    @property
+    def has_time(self) -> bool:
+        """Whether enough epochs of all weights fit into the time limit."""
         is_slow = self.writes or not self.starts_linear
         enough = ENOUGH_RANDOM_EPOCHS if is_slow else ENOUGH_EPOCHS
-        is_new = self.finds_parts or not self.has_backbone
-        enough = ENOUGH_JOINT_EPOCHS if is_new else enough
-        return self.epochs_within_limit >= enough and self.parameters <= MAX_TRAINED
+        return self.epochs_within_limit >= (ENOUGH_EPOCHS_OF_PARTS if self.finds_parts else enough)
 
     @property
     def reason(self) -> str:
         """Why all weights are trained, or not."""
         if self.parameters > MAX_TRAINED:
             return f"{self.parameters:,} parameters"
+        if self.has_time and not self.trains_all:
+            return "a new backbone reads the tokens of the encoders"
         if self.minutes is None or self.epochs_within_limit >= self.epochs:
             return "all epochs fit into the time limit"
         fitting = f"{self.epochs_within_limit:.2g} epochs of all weights fit into"

@@ -139,6 +139,12 @@ def test_the_measured_speed_decides_which_published_weights_are_trained():
     assert "trainer.max_minutes" not in advised_for(minutes=None)
 
 
+def test_encoders_of_several_inputs_stay_as_they_are():
+    assert advised_for(has_backbone=False, epochs_within_limit=100.0)["finetune.freeze"] == "all"
+    chosen = advised_for(has_backbone=False, is_kind_chosen=True)
+    assert chosen["optimizer.lr"] == LR
+
+
 def test_weights_of_dxn_determine_the_options_instead_of_the_preset(tmp_path, capsys):
     assert train_texts(tmp_path) == 0
     capsys.readouterr()
