@@ -25,6 +25,7 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from helpers.browser import browser_path  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 from trained_runs import TrainedRuns  # noqa: E402
 
 from dxn.config import compose, signatures  # noqa: E402
@@ -33,6 +34,10 @@ from dxn.config import compose, signatures  # noqa: E402
 # tests would inherit both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A busy machine fails no test.
+settings.register_profile("dxn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dxn")
 
 # Until the tests are collected: importing them creates many objects, and none of them is garbage.
 gc.disable()
