@@ -6,20 +6,20 @@ import sys
 
 import pytest
 from helpers.data import EXAMPLES
-from helpers.pages import DOCS, ROOT, blocks, commands
+from helpers.pages import ROOT, blocks, commands
 
 from dxn.cli import main
 from dxn.commands import all_commands
 from dxn.config.completion import complete
 
-PAGE = DOCS / "extend.md"
 PROJECT = ROOT / "examples"
+PAGE = PROJECT / "README.md"
 TINY = ["data.num_train=29", "data.num_validation=11", "data.num_test=13", "report=false"]
 TINY += ["trainer.epochs=1", "dim=16", "backbone.depth=1", "backbone.num_heads=2"]
 
 
 def lines_of_the_page():
-    """The commands of the section about the package."""
+    """The commands of the page."""
     return [
         command for block in blocks(PAGE) if block.kind == "console" for command in commands(block)
     ]
@@ -49,8 +49,8 @@ def imported():
 
 
 def test_the_page_shows_the_files_of_the_package():
-    section = PAGE.read_text(encoding="utf-8").partition("## An example to copy")[2]
-    names = set(re.findall(r"\w+\.(?:py|toml)", section.partition("```")[0]))
+    shown = PAGE.read_text(encoding="utf-8").partition("```")[0]
+    names = set(re.findall(r"\w+\.(?:py|toml)", shown))
     modules = {path.name for path in (PROJECT / "dxn_examples").glob("*.py")}
     assert names == modules | {"pyproject.toml"}
 
