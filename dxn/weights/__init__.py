@@ -1,4 +1,15 @@
-"""Load public checkpoints as dxn models. `families/` has one module per family of checkpoints."""
+"""Load public checkpoints as dxn models. `families/` has one module per family of checkpoints.
+
+Three decisions keep special cases out of the model:
+
+- Sums that do not depend on the input, such as the position of the class token, are computed when
+  the weights are read. A missing bias is filled with zeros.
+- The adapter contains everything before the first block, the fusion leading tokens and pooling, and
+  the head everything after pooling. A model can therefore take its parts from different
+  checkpoints.
+- All other differences are options of a single class `Block`: layer scale, QK norm, windows,
+  activations, biases.
+"""
 
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor

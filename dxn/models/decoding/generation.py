@@ -1,4 +1,7 @@
-"""Generation of sequences with a decoder: greedy, by sampling, or by beam search."""
+"""Generation of sequences with a decoder: greedy, by sampling, or by beam search.
+
+`Decoder`, `RecurrentDecoder` and `LanguageModel` have the same interface, so all three use it.
+"""
 
 from __future__ import annotations
 
