@@ -141,7 +141,10 @@ class Metric(CheckedMembers):
     def class_scores(
         self, predictions: Sequence[Any], targets: Sequence[Any]
     ) -> ClassScores | None:
-        """Return the probabilities and the true classes of rows; None if there are none."""
+        """Return the probabilities and the true classes of rows; None if there are none.
+
+        The report shows confusions and calibration of them.
+        """
         return None
 
     def blocks(self, targets: Sequence[Any]) -> Blocks | None:
