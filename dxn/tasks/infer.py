@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import Balance, class_name
 from dxn.tasks.task import TASKS, Task
 from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers, mixed_decimals, units_of
-from dxn.tokenize.cells.joined import list_of
+from dxn.tokenize.cells.joined import items_of, list_of
 from dxn.tokenize.column_profile import ColumnProfile, profile_of
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
@@ -178,13 +179,15 @@ def infer(
             return "detect", ""
         if _are_tags(rows):
             return "tag", ""
+        # Texts such as "[0.5, 1.5]" that repeat are classes, the names of intervals.
+        is_varied = 2 * profile.num_different > len(profile.values)
+        if (is_varied or are_label_lists(cells)) and _are_amounts_in_lists(cells):
+            raise UserError(
+                f"data.target: contains lists of numbers such as {shortened(cells[0])}, which no "
+                "task predicts; write each number in a column of its own, and train one model per "
+                "column"
+            )
         if are_label_lists(cells):
-            if _are_amounts_in_lists(cells):
-                raise UserError(
-                    f"data.target: contains lists of numbers such as {shortened(cells[0])}, which "
-                    "no task predicts; write each number in a column of its own, and train one "
-                    "model per column"
-                )
             return "multilabel", ""
     # Numbers: quantities, or ids of classes.
     if are_amounts(profile):
@@ -236,10 +239,11 @@ def _can_be_list(cell: Any) -> bool:
 
 
 def _are_amounts_in_lists(cells: Sequence[Any]) -> bool:
-    """Whether most items of lists are numbers with a fraction, which are no labels."""
-    items = [item for cell in cells for item in list_of(cell) or ()]
+    """Whether most cells are lists, also as texts, and most items are numbers with a fraction."""
+    lists = [items for items in map(items_of, cells) if items is not None]
+    items = [item for item in chain.from_iterable(lists) if item is not None]
     fractions = [item for item in items if isinstance(item, float) and not item.is_integer()]
-    return 2 * len(fractions) > len(items)
+    return 2 * len(lists) > len(cells) and 2 * len(fractions) > len(items)
 
 
 def _are_tags(rows: Sequence[tuple[Any, Any]]) -> bool:

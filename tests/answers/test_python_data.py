@@ -55,9 +55,18 @@ def test_paths_of_files_that_are_all_missing_start_in_the_current_folder(
     name, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    frame = pd.DataFrame({"file": [name, f"{tmp_path}/there.png"], "url": ["http://a/b.png"] * 2})
+    frame = pd.DataFrame(
+        {
+            "file": [name, f"{tmp_path}/there.png"],
+            "url": ["http://a/b.png"] * 2,
+            "text": ["I cannot open holiday.png", "Who wrote song.mp3"],
+            "class": ["cat.png", "cat.png"],
+        }
+    )
     files, _ = write_tables(tables_of(frame), tmp_path / "data")
     columns = read_table(files["all"]).columns
+    assert columns["text"] == frame["text"].tolist()
+    assert columns["class"] == frame["class"].tolist()
     assert columns["file"] == [f"{tmp_path}/{name}", f"{tmp_path}/there.png"]
     assert columns["url"] == ["http://a/b.png"] * 2
 

@@ -4,6 +4,7 @@ import datetime
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dxn.core.errors import UserError
@@ -145,9 +146,16 @@ def test_dates_and_identifiers_are_refused_with_the_options_that_help(values, se
     assert "head=classify" in message
 
 
-def test_lists_of_numbers_with_a_fraction_are_no_labels():
-    with pytest.raises(UserError, match=r"lists of numbers such as \[0\.5, 0\.25\], which no task"):
-        infer(profile_of([[0.5, i + 0.25] for i in range(20)]))
+@pytest.mark.parametrize("written", [list, str, lambda cell: str(np.array(cell))])
+def test_lists_of_numbers_with_a_fraction_are_no_labels(written):
+    cells = [written([0.5, i + 0.25]) for i in range(20)]
+    with pytest.raises(UserError, match=r"contains lists of numbers such as '?\[0\.5"):
+        infer(profile_of(cells))
+
+
+def test_a_few_lists_of_numbers_among_texts_are_texts():
+    cells = [f"text {i}" if i % 4 else f"[0.5, {i}.5]" for i in range(60)]
+    assert infer(profile_of(cells)) == ("generate", "")
 
 
 @pytest.mark.parametrize(

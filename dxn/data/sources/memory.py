@@ -182,17 +182,22 @@ def _absolute(values: Sequence[Any]) -> list[Any] | None:
 
     Files can be missing. The rows of these are reported when they are read.
     """
-    texts = [value for value in values if value is not None][:MAX_TRIED]
-    names = [value for value in texts if _is_file(value) or _is_name_of_media(value)]
-    if not texts or 2 * len(names) <= len(texts):
+    present = [value for value in values if value is not None]
+    tried = present[:MAX_TRIED]
+    names = [value for value in tried if _is_file(value) or _is_name_of_media(value)]
+    if 2 * len(names) <= len(tried):
+        return None
+    # Names that repeat can be classes: a folder of this machine is no part of them.
+    if 2 * len(set(map(str, present))) <= len(present) and not any(map(_is_file, tried)):
         return None
     return [str(Path(v).absolute()) if isinstance(v, str | Path) else v for v in values]
 
 
 def _is_name_of_media(value: Any) -> bool:
-    # A URL starts nowhere on this disk.
-    is_path = isinstance(value, str | Path) and "://" not in str(value)
-    return is_path and str(value).lower().endswith((*MEDIA_SUFFIXES, *SUFFIXES))
+    # A URL starts nowhere on this disk, and a text of several words can end in the name of a file.
+    text = str(value) if isinstance(value, str | Path) else ""
+    is_path = "://" not in text and len(text.split()) == 1
+    return is_path and text.lower().endswith((*MEDIA_SUFFIXES, *SUFFIXES))
 
 
 def _is_file(value: Any) -> bool:

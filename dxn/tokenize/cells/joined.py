@@ -108,14 +108,20 @@ def _as_value(item: Any) -> str:
 
 def list_of(value: Any) -> list[Any] | None:
     """Return the labels of a list, or of its text in JSON, Python or NumPy; None if neither."""
+    items = items_of(value)
+    if items is None or not isinstance(value, str):
+        return items
+    # The text of a list of objects, lists or quantities contains no labels.
+    return items if all(map(_is_label, items)) else None
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """Return the items of a list, or of its text in JSON, Python or NumPy; None if neither."""
     if isinstance(value, list | tuple):
         return list(value)
     if not isinstance(value, str) or not (value[:1] == "[" and value[-1:] == "]"):
         return None
-    items = _read_list(value)
-    # A list of objects, lists or quantities contains no labels.
-    is_plain = items is not None and all(_is_label(item) for item in items)
-    return items if is_plain else None
+    return _read_list(value)
 
 
 def _read_list(text: str) -> list[Any] | None:
@@ -130,7 +136,7 @@ def _read_list(text: str) -> list[Any] | None:
             items = shlex.split(inner)
             is_quoted = any(quote in inner for quote in QUOTES)
             # Words without quotes are the name of a class, such as [UNK].
-            return items if is_quoted else [_whole(item) for item in items]
+            return items if is_quoted else [_number(item) for item in items]
         # A backslash is a character of a label here: Python warns about unknown escapes.
         read = ast.literal_eval(text.replace("\\", "\\\\"))
     except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError):
@@ -138,13 +144,11 @@ def _read_list(text: str) -> list[Any] | None:
     return read if isinstance(read, list) else None
 
 
-def _whole(text: str) -> int | bool:
+def _number(text: str) -> float | bool:
     if text in ("True", "False"):
         return text == "True"
     number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"must be a whole number, got {text}")
-    return int(number)
+    return int(number) if number.is_integer() else number
 
 
 def _is_label(item: Any) -> bool:
