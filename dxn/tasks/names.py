@@ -113,8 +113,11 @@ class Names(Target):
         over all n occurrences is 1, so that the scale of the loss does not change.
         """
         power = POWERS[self.balance]
-        scale = counts.total() / sum(counts[name] ** (1 - power) for name in self.labels)
-        return [scale / counts[name] ** power for name in self.labels]
+        numbers = [counts[name] for name in self.labels]
+        scale = counts.total() / sum(number ** (1 - power) for number in numbers if number)
+        # A class that only has a name can occur in the validation split, whose loss it would decide
+        # if it counted as very rare.
+        return [scale / number**power if number else 1.0 for number in numbers]
 
     def fit(self, values: Sequence[Any]) -> None:
         """Collect the names and their frequencies, and class weights if `balance` is set."""

@@ -172,8 +172,10 @@ def test_each_of_several_sequences_is_in_one_split(tmp_path):
         (np.full((4, 3, 3), "a"), "must be an array of numbers"),
         (np.full((4, 3, 3), np.inf), "infinite numbers"),
         (np.zeros((1, 400, 400)), "at most 100,000 cells"),
-        (np.zeros((3, 2, 2)), "set a shorter data.horizon or data.context"),
-        (np.zeros((4, 2, 2)), "set a shorter data.horizon or data.context"),
+        (np.zeros((1, 2, 2)), "in each split; use more frames"),
+        (np.zeros((3, 2, 2)), "in each split; set a smaller data.context, or use more frames"),
+        (np.zeros((4, 2, 2)), "in each split; set a smaller data.context, or use more frames"),
+        (np.zeros((3, 1, 2, 2)), "its sequences have 1 time step, too few for a history and a"),
         (np.full((40, 2, 2), np.nan), "has no value"),
     ],
 )
@@ -182,6 +184,14 @@ def test_other_arrays_are_refused(tmp_path, array, message):
     with pytest.raises(UserError) as caught:
         grid(str(tmp_path / "a.npy"), readers=READERS)
     assert message in str(caught.value)
+
+
+def test_options_that_leave_one_training_window_are_named(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((12, 2, 2)))
+    with pytest.raises(UserError, match=r"set a smaller data\.horizon or data\.context, or use"):
+        grid(str(tmp_path / "a.npy"), readers=READERS, horizon=3)
+    with pytest.raises(UserError, match=r"set a smaller data\.context or data\.stride, or use"):
+        grid(str(tmp_path / "a.npy"), readers=READERS, stride=20)
 
 
 def test_files_that_are_no_arrays_are_refused(tmp_path):

@@ -120,6 +120,10 @@ def test_the_values_of_masks_become_classes():
     assert 0.2 * weights[0] + 0.4 * weights[1] + 0.4 * weights[2] == pytest.approx(1)
     weights = target_of(balance="inverse").class_weights
     assert weights[0] / weights[1] == pytest.approx(2) and weights[1] == weights[2]
+    # A class that only has a name does not change the weights of the others.
+    named = target_of(balance="inverse", names=["a", "b", "c", "d"])
+    assert dict(zip(named.values, named.class_weights, strict=True))[3] == 1
+    assert sorted(named.class_weights) == pytest.approx(sorted([*weights, 1]))
 
 
 @pytest.mark.parametrize(("options", "num_classes"), [({}, 2), ({"ignore": -1}, 3)])

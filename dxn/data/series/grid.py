@@ -95,12 +95,20 @@ def grid(
     elif steps > horizon:
         for name, rows in _divided(len(sequences), fractions, seed).items():
             parts[name] = [(row, start) for row in rows for start in windows.starts(0, steps)]
-    has_one = len(sequences) == 1 and SPLITS[0] in parts and len(parts[SPLITS[0]]) == 1
-    if not parts or has_one:
+    if len(sequences) > 1 and not parts:
+        advice = "set a smaller data.horizon, or " if steps > 1 else ""
+        raise UserError(
+            f"{path}: its sequences have {count(steps, 'time step')}, too few for a history and a "
+            f"horizon of {horizon}; {advice}use longer sequences"
+        )
+    if len(sequences) == 1 and (not parts or len(parts.get(SPLITS[0], ())[::stride]) == 1):
+        options = {"horizon": horizon, "context": context, "stride": stride}
+        smaller = [f"data.{name}" for name, value in options.items() if value > 1]
+        advice = f"set a smaller {' or '.join(smaller)}, or " if smaller else ""
         raise UserError(
             f"{path}: has {count(steps, 'time step')}, too few for two training windows with a "
-            f"context of {context}, and a horizon of {horizon} in each split; set a shorter "
-            "data.horizon or data.context, or use more frames"
+            f"context of {context}, and a horizon of {horizon} in each split; {advice}use more "
+            "frames"
         )
     about = f" ({'; '.join(reasons)})" if reasons else ""
     notes = [f"horizon: {count(horizon, 'frame')}, context: {context}{about}"]

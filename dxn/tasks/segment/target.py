@@ -233,9 +233,8 @@ class PixelClasses(Names):
         self.frequencies = [total[value] / num_pixels for value in self.values]
         self.class_weights = None
         if self.balance != "none":
-            # A class without any pixel, which only has a name, has no loss.
             pairs = zip(self.labels, self.values, strict=True)
-            by_name = Counter({name: max(total[value], 1) for name, value in pairs})
+            by_name = Counter({name: total[value] for name, value in pairs})
             self.class_weights = self.weights(by_name, len(values))
 
     def _named(self, present: list[int]) -> tuple[list[int], list[str]]:
