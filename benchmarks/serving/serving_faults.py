@@ -88,7 +88,7 @@ async def full_queue(port: int) -> Outcome:
 
     async def ask() -> int:
         async with Connection(port) as connection:
-            payload = json_request({"inputs": [{"text": "seven " * 200}] * 32})
+            payload = json_request({"inputs": [{"text": "seven " * 50}] * 32})
             return (await connection.ask(payload))[0]
 
     statuses = Counter(await asyncio.gather(*(ask() for _ in range(30))))
