@@ -39,6 +39,7 @@ COMMON = {
         "data.path",
         "data.target",
         "data.NAME",
+        "data.exclude",
         "data.split",
         "data.fractions",
         "data.on_bad",
@@ -46,6 +47,7 @@ COMMON = {
     "model": ("adapters", "backbone", "head", "weights.source"),
     "training": (
         "trainer.epochs",
+        "trainer.max_minutes",
         "trainer.patience",
         "optimizer.lr",
         "batch_size",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import dxn
 from dxn.core.display import count, input_line, list_names, print_line
 from dxn.core.files import LOG, sha256
 from dxn.core.randomness import spaced_rows
@@ -42,7 +43,7 @@ MAX_LINES = 4
 MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
 MAX_CLASSES = 200  # classes whose rows are counted
 # Whose versions a record of results has.
-PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "tokenizers", "numpy")
+PACKAGES = ("torch", "torchvision", "torchaudio", "tokenizers", "numpy")
 
 
 def describe(
@@ -236,6 +237,8 @@ def environment(device: str) -> dict[str, str]:
     }
     if device.startswith("cuda"):
         facts["GPU"] = torch.cuda.get_device_name()
+    # The metadata of an editable installation can be those of an earlier version.
+    facts["dxn"] = dxn.__version__
     for package in PACKAGES:
         try:
             facts[package] = version(package)

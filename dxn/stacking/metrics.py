@@ -111,7 +111,7 @@ def warn_about(
         lines.append(
             f"warning: the baseline alone is better than the answers, which mix it with the "
             f"transformer ({metric} {number(baseline)} and {number(answers)}); the factors come "
-            "from the validation split: use a larger one"
+            "from the validation split: use a larger one (data.fractions)"
         )
     # Equal metrics, such as two perfect ones, need no advice.
     if not task.metric.is_better(baseline, transformer):

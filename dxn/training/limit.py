@@ -52,9 +52,9 @@ class Limit:
 
     @property
     def about(self) -> str:
-        """The limit, and what the training has of it, such as "1 min 0 s (training: 45 s)"."""
+        """The limit with the share of the training: "1 min 0 s (training: at most 45 s)"."""
         total, training = duration(self.seconds), duration(self.of_training(0.0))
-        return total if training == total else f"{total} (training: {training})"
+        return total if training == total else f"{total} (training: at most {training})"
 
     def of_training(self, validation: float) -> float:
         """Return the seconds that the training has with its validations.

@@ -131,8 +131,9 @@ def evaluate_subsets(
     groups = evaluated_groups(predictor.model_inputs.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
+        how = "by kind" if len(groups) > 1 else "only together"
         print_line(
-            f"note: {len(everything)} inputs are evaluated by kind; dxn evaluate only=[NAME,...] "
+            f"note: {len(everything)} inputs are evaluated {how}; dxn evaluate only=[NAME,...] "
             "evaluates any of them"
         )
     figures: dict[str, Mapping[str, float]] = {}
