@@ -289,11 +289,11 @@ def _read_mono(file: soundfile.SoundFile, num_frames: int, max_seconds: float) -
 
 def _open_audio(source: Any) -> soundfile.SoundFile:
     problem = "not a supported audio file (WAV, FLAC, OGG, MP3, M4A, AAC, or a video with sound)"
-    if head(source, len(ASF)) == ASF:
-        raise BadMedia(f"{problem}: a WMA file; convert it to WAV or FLAC")
     try:
         return soundfile.SoundFile(bytes_or_path(source))
     except soundfile.LibsndfileError as error:
+        if head(source, len(ASF)) == ASF:
+            raise BadMedia(f"{problem}: a WMA file; convert it to WAV or FLAC") from None
         raise BadMedia(f"{problem}: {error.error_string}") from None
     except TypeError:  # soundfile needs a sample rate to open a file with the suffix .raw
         raise BadMedia(f"{problem}: raw samples") from None

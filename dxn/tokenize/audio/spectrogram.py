@@ -309,9 +309,12 @@ class Spectrogram:
 
 
 def _power(spectrum: Tensor) -> Tensor:
-    """Return the squares of the absolute values, in less time than abs or a complex product."""
-    parts = torch.view_as_real(spectrum)
-    return parts[..., 0].square() + parts[..., 1].square()
+    """Return the squares of the absolute values, and overwrite the spectrum.
+
+    This takes less time than abs, than a complex product, and than squares in new memory.
+    """
+    parts = torch.view_as_real(spectrum).square_()
+    return parts[..., 0] + parts[..., 1]
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:
