@@ -85,7 +85,8 @@ function write(svg, text, attributes) {
 }
 
 function limits(values) {
-  const low = Math.min(...values), high = Math.max(...values);
+  // Not Math.min(...values), which a long series would overflow.
+  const low = values.reduce((a, b) => Math.min(a, b), Infinity), high = values.reduce((a, b) => Math.max(a, b), -Infinity);
   const margin = 0.05 * (high - low) || Math.abs(high) * 0.1 || 1;  // a constant series has an axis, too
   return values.length ? [low - margin, high + margin] : [0, 1];
 }
