@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
@@ -87,6 +89,7 @@ class Workers(DataLoader):
         The handler raises the error of a dead worker wherever the main thread is at that moment.
         torch also looks for dead workers while it waits for a batch, where the error is expected.
         """
+        RUNNING.add(self)
         before = None if sys.platform == "win32" else signal.getsignal(signal.SIGCHLD)
         try:
             iterator = super().__iter__()
@@ -162,6 +165,16 @@ class Workers(DataLoader):
             return f"ended with exit code {code}; loader.num_workers=0 shows its error"
         name = signal.Signals(-code).name
         return f"was killed ({name}{'; ' * (name in ADVICE)}{ADVICE.get(name, '')})"
+
+
+RUNNING: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    # At its end, Python would wait without limit for processes that ignore its SIGTERM.
+    for workers in list(RUNNING):
+        workers.stop()
 
 
 class _Batches(Dataset):

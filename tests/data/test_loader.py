@@ -3,7 +3,10 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ import torch
 
 from dxn.core.errors import UserError
 from dxn.data.loader import BatchOrder, Loader
+
+FOLDER = str(Path(__file__).parent)
 
 
 class Troubled:
@@ -79,6 +84,16 @@ def loader_of(samples, num_workers=2, timeout=60.0):
 def no_process_is_left():
     yield
     assert multiprocessing.active_children() == []
+
+
+def test_a_program_that_never_stops_its_loader_ends():
+    code = (
+        "import test_loader as t; o, loader = t.loader_of(t.Troubled()); print(len(list(loader)))"
+    )
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, FOLDER])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "8\n", "")
 
 
 # Killed and hanging workers
