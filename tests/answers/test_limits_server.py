@@ -69,24 +69,24 @@ def test_a_prediction_does_not_wait_for_the_drawing_of_another_sample(predictor,
     assert sum(result["shares"]) == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize("path", ["/predict", "/embed"])
+@pytest.mark.parametrize(("path", "name"), [("/predict", "_predict"), ("/embed", "_embed")])
 def test_the_rest_of_a_large_request_is_not_computed_after_its_client_has_left(
-    path, predictor, monkeypatch
+    path, name, predictor, monkeypatch
 ):
     may_go_on = threading.Event()
     computed = []
-    make_batch = Operations._batch
+    compute = getattr(Operations, name)
 
     def slow(self, prepared):
         computed.append(len(prepared))
         assert may_go_on.wait(SECONDS)
-        return make_batch(self, prepared)
+        return compute(self, prepared)
 
-    monkeypatch.setattr(Operations, "_batch", slow)
+    monkeypatch.setattr(Operations, name, slow)
     with server_of(predictor, batch_size=2) as url:
         with pytest.raises(httpx.ReadTimeout):
             post(url, path, ["fine"] * 12, timeout=0.5)
         wait_until(lambda: f'path="{path}",status="400"' in httpx.get(f"{url}/metrics").text)
         may_go_on.set()
         assert post(url, path, ["dull"]).status_code == 200
-    assert computed == [2, 1]
+    assert computed in ([2, 1], [2])  # a lone request is computed at once
