@@ -437,9 +437,10 @@ def _training_advice(
     else:
         is_joint, views, minutes, options = True, JOINT_VIEWS, None, {}
         batch_size = 128 if rows >= SOME else batch_size
-        samples = facts.epochs_within_limit(TOKENS_PER_INPUT * facts.num_inputs) * rows
-        if batch_size > SMALL_BATCH and samples < ENOUGH_STEPS * batch_size:
-            batch_size = SMALL_BATCH  # the default of the option, so nothing is printed
+        if batch_size > SMALL_BATCH:  # otherwise the speed is not measured
+            samples = facts.epochs_within_limit(TOKENS_PER_INPUT * facts.num_inputs) * rows
+            # The smaller size is the default of the option, so nothing is printed.
+            batch_size = batch_size if samples >= ENOUGH_STEPS * batch_size else SMALL_BATCH
     schedule = {
         "trainer.epochs": min(max(math.ceil(views / rows), fewest), MAX_EPOCHS),
         "trainer.patience": PATIENCE,
