@@ -100,11 +100,12 @@ def summary(records: Sequence[Record]) -> str:
         is_equal = 1 / EQUAL <= ratio <= EQUAL
         groups["equal" if is_equal else "faster" if ratio > 1 else "slower"].append(record)
     kinds = {record["kind"] for record in compared}
-    medians = [
-        f"{name.lower()} {statistics.median(_speeds(compared, kind=kind)):.2f}"
-        for kind, name in KINDS.items()
-        if kind in kinds
-    ]
+    medians: list[str] = []
+    for kind, name in KINDS.items():
+        if kind in kinds:
+            speeds = _speeds(compared, kind=kind)
+            ends = f"{min(speeds):.2f} to {max(speeds):.2f}"
+            medians.append(f"{name.lower()} {statistics.median(speeds):.2f} ({ends})")
     return "\n".join(
         [
             f"- {len(timed)} comparisons with the fastest other library on {len(machines)} "
@@ -113,7 +114,7 @@ def summary(records: Sequence[Record]) -> str:
                 f"- **{name.capitalize()}** in {len(rows)}: {_ranges(rows) or 'none'}."
                 for name, rows in groups.items()
             ),
-            f"- Medians of the other value divided by that of dxn: {', '.join(medians)}.",
+            f"- Medians and ranges of the value of others over that of dxn: {', '.join(medians)}.",
         ]
     )
 
