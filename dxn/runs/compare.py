@@ -200,8 +200,7 @@ def _test(first: ComparedRun, other: ComparedRun) -> str:
         return (
             f"{other.name}: no paired test, because the runs have evaluated "
             f"{count(len(pairs), 'common row')}, and a test needs {MIN_ROWS}; use the same data "
-            "and data.seed; if the runs read different columns, add a column split to the table, "
-            "because random splits depend on the columns."
+            "and data.seed."
         )
     rows, difference, (low, high), p = result
     better = (difference > 0) == a.higher_is_better

@@ -266,6 +266,17 @@ def test_splits_without_equal_inputs_are_those_of_earlier_versions():
     assert [*splits["validation"].origin, *splits["test"].origin] == EARLIER
 
 
+@pytest.mark.parametrize("targets", [list("ab" * 500), [f"sentence {i}" for i in range(1000)]])
+def test_a_column_that_is_left_out_changes_the_split_of_few_rows(targets):
+    texts = [f"text {i - 50 if i % 100 == 50 else i}" for i in range(1000)]  # ten pairs are equal
+    complete, _ = drawn({"text": texts, "number": list(range(1000)), "target": targets}, seed=3)
+    splits, _ = drawn({"text": texts, "target": targets}, seed=3)
+    assert splits_by(splits, texts) == {1}
+    for name, rows in splits.items():
+        assert abs(len(rows) - len(complete[name])) <= 1
+        assert len(set(rows.origin) & set(complete[name].origin)) >= 0.9 * len(rows)
+
+
 @pytest.mark.parametrize(
     "targets",
     [

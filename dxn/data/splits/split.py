@@ -51,6 +51,9 @@ def divide(
     Labels with fewer groups than there are parts are one stratum together. Otherwise, rows with
     labels of their own, such as sentences, would be divided in the order of their labels.
 
+    The order of the rows does not depend on the groups. A few groups of several rows, which appear
+    if a column is left out, therefore change the part of only a few rows.
+
     Args:
         labels: One label per row. None is a label of its own.
         fractions: Fraction of the rows in each part.
@@ -78,40 +81,78 @@ def divide(
     for group in np.flatnonzero(sizes > 1).tolist():
         members = by_group[starts[group] : starts[group] + sizes[group]]
         group_label[group] = Counter(members.tolist()).most_common(1)[0][0]
-    counts = np.bincount(group_label, minlength=len(codes))
-    members_of = np.split(np.argsort(group_label, kind="stable"), np.cumsum(counts)[:-1])
-    num_parts = np.count_nonzero(fractions)
-    strata = {label: members_of[codes[label]] for label in sorted(codes)}
-    strata = {label: members for label, members in strata.items() if len(members) >= num_parts}
-    strata[RARE] = np.flatnonzero(counts[group_label] < num_parts)
+    is_rare = np.bincount(group_label, minlength=len(codes)) < np.count_nonzero(fractions)
+    order = _random_order(codes, label_of, is_rare, seed)
+    part_of = np.zeros(len(labels), np.int64)
+    part_of[order] = _fill(np.ones(len(labels), np.int64), fractions)
+    if len(sizes) < len(labels):
+        # A group has the position of the first of its rows with its label.
+        leaders = order[label_of[order] == group_label[group_of[order]]]
+        _, first = np.unique(group_of[leaders], return_index=True)
+        leaders = leaders[np.sort(first)]
+        part_of_group = np.zeros(len(sizes), np.int64)
+        order_of_groups = group_of[leaders]
+        part_of_group[order_of_groups] = _fill(sizes[order_of_groups], fractions, part_of[leaders])
+        # A few large groups can exceed all fractions, for example five speakers with a fifth of the
+        # rows each. Then a part without rows gets the smallest group of the largest part.
+        for i, fraction in enumerate(fractions):
+            counts = np.bincount(part_of_group, minlength=len(fractions))
+            largest = np.flatnonzero(part_of_group == counts.argmax())
+            if fraction > 0 and not counts[i] and len(largest) > 1:
+                part_of_group[largest[sizes[largest].argmin()]] = i
+        part_of = part_of_group[group_of]
+    return [np.flatnonzero(part_of == i).tolist() for i in range(len(fractions))]
+
+
+def _random_order(
+    codes: Mapping[str, int], label_of: np.ndarray, is_rare: np.ndarray, seed: int
+) -> np.ndarray:
+    """Return all rows, int64, in an order that is random within each label.
+
+    Args:
+        codes: Code of each label, by its representation.
+        label_of: Code of the label of each row.
+        is_rare: For each code, whether the label belongs to the stratum of rare labels.
+        seed: Random seed.
+    """
+    ends = np.cumsum(np.bincount(label_of, minlength=len(codes)))
+    rows_of = np.split(np.argsort(label_of, kind="stable"), ends[:-1])
+    strata = {label: rows_of[codes[label]] for label in sorted(codes) if not is_rare[codes[label]]}
+    strata[RARE] = np.flatnonzero(is_rare[label_of])
     order: list[int] = []
-    for label, members in strata.items():
+    for label, rows in strata.items():
         # Use one generator per label, so that new rows of one label do not change the split of
         # another.
-        shuffled = members.tolist()
+        shuffled = rows.tolist()
         random.Random(f"{seed}/{label}").shuffle(shuffled)
         order += shuffled
-    # The groups of a label are now consecutive. Assign each to the part with the largest deficit
-    # (expected size minus actual size). This keeps the fractions within each label, and also within
-    # all rows: rounding each label separately would assign all rare labels to the first part.
-    parts: list[list[int]] = [[] for _ in fractions]
+    return np.array(order, np.int64)
+
+
+def _fill(
+    sizes: np.ndarray, fractions: Sequence[float], wanted: np.ndarray | None = None
+) -> list[int]:
+    """Return the part of each group: the one with the largest deficit.
+
+    The deficit is the expected size minus the actual size. The groups of a label are consecutive,
+    so this keeps the fractions within each label, and also within all rows: rounding each label
+    separately would assign all rare labels to the first part.
+
+    Args:
+        sizes: Number of rows of each group.
+        fractions: Fraction of the rows in each part.
+        wanted: Part that each group gets if its deficit is at most one row below the largest.
+    """
+    parts: list[int] = []
     deficits = [0.0] * len(fractions)
-    for group, size in zip(order, sizes[order].tolist(), strict=True):
+    for i, size in enumerate(sizes.tolist()):
         deficits = [d + fraction * size for d, fraction in zip(deficits, fractions, strict=True)]
         part = max(range(len(deficits)), key=deficits.__getitem__)
+        if wanted is not None and deficits[part] - deficits[wanted[i]] <= 1:
+            part = int(wanted[i])
         deficits[part] -= size
-        parts[part].append(group)
-    # A few large groups can exceed all fractions, for example five speakers with a fifth of the
-    # rows each. Then a part without rows gets the smallest group of the largest part.
-    for i, fraction in enumerate(fractions):
-        largest = max(parts, key=len)
-        if len(sizes) < len(labels) and fraction > 0 and not parts[i] and len(largest) > 1:
-            smallest = min(range(len(largest)), key=lambda k: sizes[largest[k]])
-            parts[i].append(largest.pop(smallest))
-    part_of = np.zeros(len(sizes), np.int64)
-    for i, part in enumerate(parts):
-        part_of[part] = i
-    return [np.flatnonzero(part_of[group_of] == i).tolist() for i in range(len(parts))]
+        parts.append(part)
+    return parts
 
 
 def complete_splits(
