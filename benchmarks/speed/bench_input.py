@@ -1,4 +1,4 @@
-"""Rows of bench.py: reading texts, pictures and sounds."""
+"""Rows of bench.py: reading texts, pictures, videos and sounds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import soundfile
 import torch
@@ -25,7 +26,7 @@ from dxn.data.loader import BatchOrder, Loader
 from dxn.data.raws import CacheBudget
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
-from dxn.tokenize import AudioAdapter, ImageAdapter
+from dxn.tokenize import AudioAdapter, ImageAdapter, VideoAdapter
 from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 from dxn.tokenize.text.tokenizer import TextTokenizer
 from dxn.tokenize.text.vocabulary import train_tokenizer
@@ -39,6 +40,9 @@ PHOTO_SIZE = (500, 400)
 SIDE = 224
 CLIPS = 192
 RATE = 16_000
+FILMS = 16
+FILM_SIZE = (320, 240)
+FPS, SECONDS = 25, 10
 
 
 def documents(count: int) -> list[str]:
@@ -185,6 +189,87 @@ def make_clips(folder: Path) -> list[str]:
     return paths
 
 
+def video_folder(options: Options) -> Work:
+    """A folder of H.264 files to batches of 16 frames per clip at the default size.
+
+    torchcodec is a peer if it can be imported: it needs the libraries of FFmpeg.
+    """
+    paths = make_films(options.folder)
+    prepare = VideoAdapter().tokenizer
+    rows = Rows({"video": paths}, [""] * FILMS)
+    opened = open_rows(rows, {"video": prepare}, budget=CacheBudget(0))
+    loader = Loader(BatchOrder(Samples(opened, {"video": prepare}), 4), num_workers=WORKERS)
+    count = prepare.sampling.num_frames
+    times = [(i + 0.5) * SECONDS / count for i in range(count)]
+    size = prepare.image.kept_size(FILM_SIZE[1], FILM_SIZE[0])
+
+    def resized(frames: Tensor) -> Tensor:
+        return nn.functional.interpolate(frames, size, mode="bilinear", antialias=True)
+
+    def pyav(path: str) -> Tensor:
+        with av.open(path) as container:
+            numbers = {int(time * FPS) for time in times}
+            decoded = enumerate(container.decode(video=0))
+            frames = [frame.to_ndarray(format="rgb24") for i, frame in decoded if i in numbers]
+        return resized(torch.from_numpy(np.stack(frames)).movedim(-1, 1))
+
+    def torchcodec(path: str) -> Tensor:
+        return resized(VideoDecoder(path).get_frames_played_at(times).data)
+
+    peers: dict[str, Callable[[str], Tensor]] = {"PyAV": pyav}
+    try:
+        from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportMissingImports]
+
+        peers["torchcodec"] = torchcodec
+    except (ImportError, RuntimeError, OSError) as error:
+        print(f"video_folder: without torchcodec ({str(error).splitlines()[0]})")
+
+    def ours() -> list[Tensor]:
+        return [batch["video"]["pixels"] for batch in loader]
+
+    calls: dict[str, Call] = {OURS: returns_nothing(ours)}
+    frames = ours()
+    for name, run in peers.items():
+        files = _Files(paths, lambda batch, run=run: torch.stack([run(path) for path in batch]))
+        theirs = DataLoader(
+            files, 4, num_workers=WORKERS, collate_fn=_same, persistent_workers=True
+        )
+        for one, other in zip(frames, theirs, strict=True):
+            check_equal(one, other, tolerance=0, name=f"frames of {name}")
+        calls[name] = returns_nothing(lambda theirs=theirs: list(theirs))
+    return Work(calls)
+
+
+def make_films(folder: Path) -> list[str]:
+    """Write clips of a camera that moves over smooth colors, and return their paths.
+
+    As by default in FFmpeg's encoder, there is a keyframe after 250 frames, the only one.
+    """
+    paths = []
+    for i in range(FILMS):
+        rand = np.random.default_rng(i)
+        colors = Image.fromarray(rand.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        wide = np.asarray(colors.resize((960, 720), Image.Resampling.BICUBIC), np.int16)
+        noise = np.multiply(4, rand.standard_normal((260, 340, 3))).round().astype(np.int16)
+        path = folder / f"{i:05}.mp4"
+        with av.open(str(path), "w") as container:
+            # The preset only makes the benchmark start earlier.
+            stream = container.add_stream("libx264", rate=FPS, options={"preset": "veryfast"})
+            stream.width, stream.height = FILM_SIZE
+            for t in range(FPS * SECONDS):
+                top, left = int(240 + 200 * np.sin(t / 40)), int(320 + 300 * np.cos(t / 55))
+                down, across = rand.integers(20, size=2)
+                frame = wide[top : top + 240, left : left + 320]
+                frame = frame + noise[down : down + 240, across : across + 320]
+                pixels = av.VideoFrame.from_ndarray(
+                    frame.clip(0, 255).astype(np.uint8), format="rgb24"
+                )
+                container.mux(stream.encode(pixels))
+            container.mux(stream.encode())
+        paths.append(str(path))
+    return paths
+
+
 class _Files(Dataset):
     """The results of a function for batches of files."""
 
@@ -256,6 +341,13 @@ ROWS = (
         "input",
         jpeg_folder,
         (Goal(at_least=1.5),),
+    ),
+    Row(
+        "video_folder",
+        f"{FILMS} H.264 files of {SECONDS} s, 320×240, to batches of 16 frames, 2 workers",
+        "input",
+        video_folder,
+        (Goal(at_least=1.0),),
     ),
     Row(
         "wav_folder",

@@ -40,7 +40,7 @@ def sine(seconds=1.0, hertz=440.0, rate=RATE):
     return (0.5 * np.sin(2 * np.pi * hertz * time)).astype("float32")
 
 
-def write_video(path, clip=None, *, fps=12, sound=None, times=None, codec=None):
+def write_video(path, clip=None, *, fps=12, sound=None, times=None, codec=None, options=None):
     """Write a clip (T, H, W, 3), and optionally a mono sound at 16,000 Hz.
 
     Args:
@@ -50,12 +50,15 @@ def write_video(path, clip=None, *, fps=12, sound=None, times=None, codec=None):
         sound: Waveform (T,).
         times: Times of the frames in milliseconds, for a variable frame rate.
         codec: Codec of the pictures. Default: that of CODECS.
+        options: Options of its encoder.
     """
     path = Path(path)
     with av.open(str(path), "w") as container:
         pictures = track = None
         if clip is not None:
-            pictures = container.add_stream(codec or CODECS[path.suffix], rate=fps)
+            pictures = container.add_stream(
+                codec or CODECS[path.suffix], rate=fps, options=options or {}
+            )
             pictures.width, pictures.height = clip.shape[2], clip.shape[1]
             pictures.pix_fmt = "rgb8" if path.suffix == ".gif" else "yuv420p"
             if times is not None:

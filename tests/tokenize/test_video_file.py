@@ -3,6 +3,7 @@
 import struct
 import warnings
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -194,6 +195,44 @@ def test_frames_with_a_variable_rate_are_read_at_their_times(tmp_path):
 def test_the_times_follow_from_the_options(sampling, num_kept, expected):
     options = VideoSampling(**sampling)
     assert sample_times(range(8), 8, options, num_kept, fps=options.fps) == expected
+
+
+# Packets
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec", "options"),
+    [
+        (".mp4", "libx264", {"g": "6"}),
+        (".mkv", "libx264", {"x264-params": "keyint=6:open-gop=1:bframes=3"}),
+        # A frame is complete only some frames after the keyframe, so all packets are decoded.
+        (".mp4", "libx264", {"x264-params": "keyint=6:intra-refresh=1"}),
+        (".avi", "mpeg4", {"g": "6", "bf": "2"}),
+        (".webm", "libvpx-vp9", {"g": "6", "auto-alt-ref": "1", "lag-in-frames": "9"}),
+    ],
+)
+def test_frames_are_the_same_if_packets_between_them_are_left_out(tmp_path, suffix, codec, options):
+    rng = np.random.default_rng(0)
+    clip = moving_bar(24, step=2) // 2 + rng.integers(0, 99, (24, 48, 64, 3), dtype=np.uint8)
+    path = write_video(tmp_path / f"a{suffix}", clip, fps=10, codec=codec, options=options)
+    every = read(path, num_kept=24, num_frames=24)
+    for count in (1, 2, 3):
+        step = 24 // count
+        assert torch.equal(read(path, num_kept=count, num_frames=count), every[step // 2 :: step])
+
+
+def test_packets_that_no_frame_needs_are_not_decoded(tmp_path):
+    path = tmp_path / "a.mp4"
+    write_video(path, moving_bar(24, step=2), options={"g": "6"})
+    expected = read(path, num_kept=1, num_frames=1)
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux() if packet.size]
+    data = bytearray(path.read_bytes())
+    for start, size in packets[6:12]:  # the group of frames before that of the middle
+        data[start : start + size] = bytes(size)
+    assert torch.equal(read(bytes(data), num_kept=1, num_frames=1), expected)
+    with pytest.raises(BadMedia, match="damaged"):
+        read(bytes(data), num_kept=24, num_frames=24)
 
 
 # Arrays

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,13 +28,11 @@ from dxn.tokenize.image.reader import (
 )
 from dxn.tokenize.media import (
     KINDS,
-    check_complete,
-    check_seconds,
-    header_seconds,
     open_container,
     padded,
     streams_of,
 )
+from dxn.tokenize.video.decoding import EPSILON, Clip, check_frames, decode, frames_at, read_times
 
 SamplingMode = Literal["uniform", "first", "random"]
 
@@ -67,10 +64,7 @@ if TYPE_CHECKING:  # see dxn.tokenize.media
     from av.video.stream import VideoStream
 
 UNSUPPORTED = f"not a supported video ({KINDS})"
-USUAL_FPS = 25  # frames per second, for the last frame of a file that does not say how long it is
 CHANNELS = (1, 3, 4)  # numbers of channels of a picture
-# Seconds. Times of files are rounded to milliseconds, so earlier differences are rounding errors.
-EPSILON = 1e-4
 
 
 FRAME_MS = 100  # duration of a frame of a clip that is written
@@ -123,38 +117,68 @@ class VideoReader(Reader):
         Raises:
             BadMedia: If the clip cannot be read or exceeds a limit.
         """
-        read_frame = ImageReader(
-            max_pixels=self.max_pixels,
-            reduced_size=self.reduced_size,
-            interpolation=self.interpolation,
-        ).read
         if isinstance(cell, np.ndarray | Tensor):
+            read_frame = self._image_reader().read
             frames = _frames_of_array(cell)
-            _check_frames(len(frames), self.sampling.max_frames)
+            check_frames(len(frames), self.sampling.max_frames)
             # The index of a frame is its time.
             times = sample_times(
                 range(len(frames)), len(frames), self.sampling, self.num_kept, fps=1
             )
             return torch.stack([read_frame(frames[int(time + EPSILON)]) for time in times])
+        clip = self._clip(cell)
+        wanted = self._wanted(clip)
+        return torch.stack(self._frames(cell, clip, wanted, clip.shown(wanted)))
+
+    def _clip(self, cell: Any) -> Clip:
+        """Read the times of the frames of a file and check its limits. No frame is decoded."""
         with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
             stream = _video_stream(container, self.max_pixels)
-            start, times, end = _frame_times(container, stream, self.sampling)
-            order = times if start is None else None
-        wanted = sample_times(times, end, self.sampling, self.num_kept, fps=self.sampling.fps)
+            return read_times(container, stream, self.sampling)
+
+    def _wanted(self, clip: Clip) -> list[float]:
+        """Return the times at which frames are shown that are read."""
+        sampling = self.sampling
+        return sample_times(clip.times, clip.end, sampling, self.num_kept, fps=sampling.fps)
+
+    def _frames(
+        self, cell: Any, clip: Clip, wanted: Sequence[float], shown: set[int] | None
+    ) -> list[Tensor]:
+        """Decode a file, and return the frames at some times.
+
+        Args:
+            cell: Path or bytes.
+            clip: Times of the frames of the file.
+            wanted: Times in ascending order.
+            shown: See `decode`.
+        """
+        read_frame = self._image_reader().read
         pictures: list[Tensor] = []
+        decoded_times: set[int | None] = set()
         # Opened again instead of rewound, because not every container can be rewound.
         with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
             stream = _video_stream(container, self.max_pixels)
-            decoded = _decode(container, stream, start or 0.0, self.sampling.max_frames, order)
-            for frame, count in _frames_at(decoded, wanted):
+            decoded = decode(container, stream, clip, self.sampling.max_frames, shown)
+            for frame, count in frames_at(decoded, wanted):
+                decoded_times.add(frame.pts)
                 pixels = read_frame(_upright(frame))
                 # The size can change within a file.
                 if pictures and pixels.shape != pictures[0].shape:
                     pixels = resize(pixels, pictures[0].shape[1:], self.interpolation)
                 pictures += [pixels] * count
+        if shown is not None and decoded_times != shown:
+            # A packet gave no frame, so the file is decoded without leaving anything out.
+            return self._frames(cell, clip, wanted, None)
         if not pictures:
             raise BadMedia("no frames in it")
-        return torch.stack(pictures)
+        return pictures
+
+    def _image_reader(self) -> ImageReader:
+        return ImageReader(
+            max_pixels=self.max_pixels,
+            reduced_size=self.reduced_size,
+            interpolation=self.interpolation,
+        )
 
     def shape(self, cell: Any) -> tuple[int, int, int]:
         """Return the number of frames, the height and the width of what `read` returns.
@@ -170,11 +194,10 @@ class VideoReader(Reader):
         """
         with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
             stream = _video_stream(container, self.max_pixels)
-            _, times, end = _frame_times(container, stream, self.sampling)
+            clip = read_times(container, stream, self.sampling)
             height, width = stream.codec_context.height, stream.codec_context.width
-        wanted = sample_times(times, end, self.sampling, self.num_kept, fps=self.sampling.fps)
         height, width = target_size(height, width, self.reduced_size) or (height, width)
-        return len(wanted), height, width
+        return len(self._wanted(clip)), height, width
 
     def extent(self, cell: Any) -> tuple[float]:
         """Return the seconds of what `read` returns, which is a part of the clip with mode=first.
@@ -187,10 +210,8 @@ class VideoReader(Reader):
             count = len(_frames_of_array(cell))
             times, end = [i / fps for i in range(count)], count / fps
         else:
-            with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
-                stream = _video_stream(container, self.max_pixels)
-                _, times, end = _frame_times(container, stream, sampling)
-                fps = sampling.fps
+            clip = self._clip(cell)
+            times, end, fps = clip.times, clip.end, sampling.fps
         if sampling.mode == "first":
             # One more frame: it is shown when the last one that is read ends.
             read = sample_times(times, end, sampling, self.num_kept + 1, fps=fps)
@@ -296,98 +317,6 @@ def _video_stream(container: InputContainer, max_pixels: int | None = None) -> V
     return stream
 
 
-def _frame_times(
-    container: InputContainer, stream: VideoStream, sampling: VideoSampling
-) -> tuple[float | None, list[float], float]:
-    """Read the times of all frames from the container, without decoding any frame.
-
-    Returns:
-        Time of the first frame in the file (None: the file stores only times of decoding, as AVI
-        does), times of all frames relative to it, and the end of the last one, in seconds.
-    """
-    announced = header_seconds(container, stream)
-    _check_frames(stream.frames, sampling.max_frames)
-    check_seconds(announced or 0, sampling.max_seconds)
-    starts: list[float] = []
-    length = 0.0  # of the last packet
-    last = 0.0  # end of the packets of all streams: the announced duration may be that of the sound
-    for packet in container.demux():
-        if packet.size == 0 or packet.time_base is None or packet.is_discard:
-            continue
-        ticks = packet.dts if packet.pts is None else packet.pts
-        if ticks is None:
-            continue
-        begin = float(ticks * packet.time_base)
-        seconds = float((packet.duration or 0) * packet.time_base)
-        last = max(last, begin + seconds)
-        if packet.stream_index != stream.index:
-            continue
-        length = seconds
-        starts.append(begin)
-        # Headers can be wrong, so the limits are checked again.
-        _check_frames(len(starts), sampling.max_frames)
-        check_seconds(begin - starts[0], sampling.max_seconds)
-    if not starts:
-        raise BadMedia("no frames in it")
-    # Files store frames in the order of decoding. If frames are shown in another order, but the
-    # times are in the same one, they are those of decoding.
-    ordered = sorted(starts)
-    are_shown = not stream.codec_context.has_b_frames or ordered != starts
-    starts = ordered
-    first = starts[0]
-    length = length or 1 / float(stream.average_rate or USUAL_FPS)
-    end = starts[-1] + length - first
-    check_seconds(end, sampling.max_seconds)
-    check_complete(max(end, last - first), announced)
-    return first if are_shown else None, [start - first for start in starts], end
-
-
-def _decode(
-    container: InputContainer,
-    stream: VideoStream,
-    start: float,
-    max_frames: int,
-    times: Sequence[float] | None,
-) -> Iterator[tuple[float, VideoFrame]]:
-    """Yield the time of each frame in seconds, relative to `start`, and the frame.
-
-    Args:
-        container: The opened file.
-        stream: Its video stream.
-        start: Time of the first frame.
-        max_frames: Maximum number of frames.
-        times: Times of the frames in the order in which they are shown. None: frames know theirs.
-    """
-    time = 0.0
-    for count, frame in enumerate(container.decode(stream), 1):
-        _check_frames(count, max_frames)
-        if times is not None:
-            time = times[min(count, len(times)) - 1]
-        elif frame.time is not None:
-            time = frame.time - start
-        yield time, frame
-
-
-def _frames_at(
-    decoded: Iterator[tuple[float, VideoFrame]], times: Sequence[float]
-) -> Iterator[tuple[VideoFrame, int]]:
-    """Yield the frames that are visible at `times`, and the number of times of each of them."""
-    done = 0  # times, in ascending order, whose frame is known
-    shown: VideoFrame | None = None
-    for start, frame in decoded:
-        if shown is not None:
-            # A search instead of a count, which would be slow for thousands of times.
-            before = bisect_left(times, start - EPSILON, lo=done)
-            if before > done:
-                yield shown, before - done
-            done = before
-            if done == len(times):
-                return
-        shown = frame
-    if shown is not None and done < len(times):
-        yield shown, len(times) - done
-
-
 def _upright(frame: VideoFrame) -> np.ndarray:
     """Return the pixels of a frame (H, W, C), rotated as the file asks for."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
@@ -418,8 +347,3 @@ def _range(values: Sequence[float], unit: str) -> str:
         return f"{values[0]:.4g}{unit}"
     median = statistics.median(values)
     return f"{values[0]:.4g} to {values[-1]:.4g}, median {median:.4g}{unit}"
-
-
-def _check_frames(count: int, max_frames: int) -> None:
-    if count > max_frames:
-        raise BadMedia(f"{count:,} frames, more than max_frames={max_frames:,}")
