@@ -164,7 +164,11 @@ class Samples(Dataset):
         self.inputs = [
             name for name in tokenizers if name in opened.raws and (only is None or name in only)
         ]
-        # Inputs that the task needs in every sample, such as the words that it tags.
+        # Of those that the target reads, such as the words that it tags, batches have both.
+        self.read = () if task is None else tuple(task.target.prepared_inputs)
+        columns = opened.replaced.items()
+        self.replaced = {name: column for name, column in columns if name not in self.read}
+        # Inputs that the task needs in every sample.
         self.required = () if task is None else tuple(task.target.required)
         # All samples of a batch must have a target, or none. New data for prediction may have a
         # target in some rows only; these targets are not used.
@@ -190,7 +194,7 @@ class Samples(Dataset):
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
         for name in self.inputs:
-            if name in self.opened.replaced:
+            if name in self.replaced:
                 continue
             files, file_of = self.opened.raws[name].values, self.opened.raws[name].rows
             if isinstance(files, RawFiles) and not files.are_in_memory(file_of):
@@ -298,7 +302,7 @@ class Samples(Dataset):
             indices: Indices of the samples.
             drop_inputs: Whether inputs are dropped, see `input_dropout`.
         """
-        together, order, encoded_inputs = self._together, self._order(), self.opened.replaced
+        together, order, encoded_inputs = self._together, self._order(), self.replaced
         prepared = [
             self._inputs(epoch, i, order, together, encoded_inputs, drop_inputs=drop_inputs)
             for i in indices
@@ -322,10 +326,11 @@ class Samples(Dataset):
         samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
         batch = self.collate(samples, encoded)
         for name, column in self.opened.encoded.items():
-            if self.opened.keeps_values and name in batch:
+            if name not in self.replaced and name in batch:
                 values, index = batch[name], self.rows[list(indices)] % len(self.opened)
                 vectors = column.batch(index[values["rows"].numpy()])
-                batch[name] = {**vectors, "rows": values["rows"], VALUES: values}
+                kept = values if name in self.read else {VALUES: values}
+                batch[name] = {**kept, **vectors, "rows": values["rows"]}
         return {**batch, BAD: bad} if bad else batch
 
     @property
@@ -333,13 +338,12 @@ class Samples(Dataset):
         """Names of the inputs that are prepared for all samples of a batch together."""
         # An input is prepared for each sample alone if it has files, or if the target reads it,
         # which can also change it.
-        read = () if self.target is None else self.target.prepared_inputs
         return {
             name
             for name in self.inputs
             if not self.tokenizers[name].reader.files
-            and name not in read
-            and name not in self.opened.replaced
+            and name not in self.read
+            and name not in self.replaced
         }
 
     def item(self, i: int) -> dict[str, Any]:
@@ -381,8 +385,9 @@ class Samples(Dataset):
         All inputs and the target draw from one generator. The order is fixed, so that a sample is
         reproducible: `batch` prepares the inputs last that are prepared together.
         """
-        read = () if self.target is None else self.target.prepared_inputs
-        last = [n for n in self.inputs if not self.tokenizers[n].reader.files and n not in read]
+        last = [
+            n for n in self.inputs if not self.tokenizers[n].reader.files and n not in self.read
+        ]
         return [*(name for name in self.inputs if name not in last), *last]
 
     def _inputs(

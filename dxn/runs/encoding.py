@@ -20,7 +20,7 @@ from dxn.core.processes import from_all, from_first
 from dxn.data.dataset import Opened, Samples
 from dxn.data.encoded import EncodedColumn, VectorStore, value_digests
 from dxn.data.raws import GB
-from dxn.tasks.space import PER_SAMPLE
+from dxn.tasks.space import PER_SAMPLE, AnswerKind
 from dxn.tokenize.base import Batch
 from dxn.tokenize.encoded_adapter import UNUSED, EncodedAdapter
 from dxn.training.device import autocast
@@ -36,13 +36,14 @@ ENOUGH = 64  # values from which the number of bytes of all of them is estimated
 def encoded_once(run: Training) -> dict[str, Opened]:
     """Return the splits of a training with the vectors of inputs whose encoder is frozen.
 
-    Inputs with augmentation are encoded in each epoch, as are those of a task that needs more of
-    them than vectors, such as the words of each token.
+    Inputs with augmentation are encoded in each epoch, as are those of a task whose targets change
+    them, such as the windows of a long text with an answer.
     """
     splits = dict(run.splits)
     limit = round(run.loader.encoded_gb * GB)
+    reads_tokens = run.task.answer_kind is AnswerKind.TAGS  # which do not change the inputs
     needs_vectors = run.task.answer_kind in PER_SAMPLE or run.task.separates_inputs
-    if not limit or not needs_vectors or run.source.stream is not None:
+    if not limit or not (needs_vectors or reads_tokens) or run.source.stream is not None:
         return splits
     for key in dict.fromkeys(run.model.inputs.values()):
         names = [name for name, other in run.model.inputs.items() if other == key]
@@ -52,7 +53,8 @@ def encoded_once(run: Training) -> dict[str, Opened]:
         if adapter.tokenizer.is_random:
             continue
         # Two texts that are one sequence are encoded together.
-        if run.task.target.is_pair or set(names) & set(run.task.target.prepared_inputs):
+        target = run.task.target
+        if target.is_pair or (not reads_tokens and set(names) & set(target.prepared_inputs)):
             continue
         # One process computes, and all read its file.
         columns = from_first(partial(_encoded, run, key, names, adapter, limit))

@@ -113,6 +113,32 @@ def test_vectors_of_texts_and_pictures_that_are_compared_are_encoded_once(
         assert torch.allclose(first[name], tensor, rtol=0, atol=1e-5), name
 
 
+def test_tags_of_words_are_predicted_from_vectors_that_are_kept(folder, tmp_path, capsys):
+    lines = [
+        {
+            "title": [f"w{i + 5}", f"w{i % 3 + 50}", "w9"][: 2 + i % 2],
+            "photo": f"{i}.png",
+            "label": ["O", "B-thing", "O"][: 2 + i % 2],
+            "split": ("train", "test")[i % 4 == 3],
+        }
+        for i in range(ROWS)
+    ]
+    (folder / "tags.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plain = train(folder, tmp_path / "plain", "loader.encoded_gb=0", table="tags.jsonl")
+    assert "values once" not in capsys.readouterr().out
+    first = train(folder, tmp_path / "first", table="tags.jsonl")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"title: encoding {ROWS} values once" in printed
+    assert f"photo: encoding {ROWS} values once" in printed
+    for name, tensor in plain.items():
+        assert torch.allclose(first[name], tensor, rtol=0, atol=1e-5), name
+    figures = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in
+               ("plain", "first")]  # fmt: skip
+    assert figures[0]["test/loss"] == pytest.approx(figures[1]["test/loss"], abs=1e-5)
+    tables = [(tmp_path / name / "predictions.csv").read_text() for name in ("plain", "first")]
+    assert tables[0] == tables[1]
+
+
 def test_only_new_values_are_encoded(folder, tmp_path, cache, capsys):
     train(folder, tmp_path / "first")
     capsys.readouterr()
