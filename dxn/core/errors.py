@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import difflib
 import signal
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 # Minimum similarity of a suggestion, from 0 to 1. Below it, suggestions mislead more often than
 # they help: with the default of difflib, 0.6, `loss` suggests `cross`, and `gpu` suggests `cpu`.
 MIN_SIMILARITY = 0.75
+
+
+def warn(message: str) -> None:
+    """Warn of a problem, with the line of the program that called dxn."""
+    frame, level = sys._getframe(), 1
+    # torch and contextlib have the frames of decorators between two functions of dxn.
+    while frame.f_back and _package_of(frame) in ("dxn", "torch", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _package_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 class UserError(ValueError):

@@ -10,11 +10,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dxn.config.model_plan import read_model_plan
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
 from dxn.core.display import count, cut, number, print_table
 from dxn.core.errors import UserError
-from dxn.core.files import METRICS, VALIDATION
+from dxn.core.files import METRICS, MODEL, VALIDATION
 from dxn.core.printable import printable
 from dxn.core.results import ALL, Results, read_results
 from dxn.report.answers import Scores, common_scores, read_scores
@@ -235,6 +236,11 @@ def _read(folder: Path, name: str, settings: Settings) -> ComparedRun:
         if folder.parent.name == TRIALS:
             reason = "the trial was pruned, has failed or has not finished; see trials.csv"
         raise UserError(f"run: {folder}: has no {METRICS}, because {reason}")
+    # The options of a run also have the adapters of modalities that its data does not have.
+    plan = read_model_plan(folder / MODEL, trust=settings.folder_trust)
+    used = {*plan.adapters, *(spec.modality for spec in plan.inputs.values())}
+    adapters = {name: node for name, node in values["adapters"].items() if name in used}
+    values = {**values, "adapters": adapters}
     options = {
         key: lookup(values, key)[1]
         for key in leaves(values)

@@ -2,6 +2,7 @@
 
 import random
 
+import pandas
 import pytest
 from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import client_of
@@ -84,10 +85,11 @@ def test_a_country_called_na_is_a_value(tmp_path, capsys):
     assert "note: cell: NA: read as a code" in capsys.readouterr().out
     answers = [model.predict(cell=value)["probabilities"] for value in ("NA", "DE")]
     assert answers[0] != answers[1]
-    with pytest.warns(UserWarning, match="cell: 'US' is not one of the 4 known values"):
+    with pytest.warns(UserWarning, match="cell: 'US' is not one of the 4 known values") as caught:
         model.predict_many([{"cell": "US"}])
-    with pytest.warns(UserWarning, match="cell: 'US' is not one of the 4 known values"):
+        model.predict(pandas.DataFrame({"cell": ["US"], "x": [0.5]}))
         model.embed(cell="US")
+    assert [warning.filename for warning in caught] == [__file__] * 3
     assert model.predict([]) == []
     with client_of(model) as client:
         body = {"inputs": [{"cell": "DE"}, {"cell": "US"}]}

@@ -613,6 +613,15 @@ def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, nam
     assert str(caught.value) == f"{tmp_path}: {rule}, got {listed}; {hint}"
 
 
+def test_a_run_folder_is_no_data(tmp_path, table):
+    (tmp_path / ".hydra").mkdir()
+    write(tmp_path / ".hydra" / "config.yaml", "seed: 0\n")
+    for name in ("metrics.jsonl", "predictions.csv"):
+        write(tmp_path / name, GOOD)
+        with pytest.raises(UserError, match="is the folder of a run, which does not contain its"):
+            table(str(tmp_path))
+
+
 @pytest.mark.parametrize("has_files", [False, True])
 def test_fractions_that_have_no_effect_are_refused(tmp_path, table, has_files):
     path = tmp_path / "a.csv"

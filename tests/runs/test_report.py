@@ -386,6 +386,8 @@ def test_compare_prints_metrics_options_and_a_paired_test(reviews, capsys):
     )
     assert "data.text" in printed
     assert "trainer.epochs" not in printed
+    assert "adapters.number._target_" in printed  # only b has numbers
+    assert "adapters.number.embedding" not in printed
     # Simple methods stand beside both.
     assert "accuracy, for comparison" in printed
     assert re.search(r"always .* 0\.\d+ .* 0\.\d+", printed)
@@ -400,8 +402,12 @@ def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatc
     scores = json.loads(Path("b/scores.json").read_text())
     scores["values"] = {key[::-1]: value for key, value in scores["values"].items()}
     Path("b/scores.json").write_text(json.dumps(scores))
+    # No input is a sound, so its adapter has no effect.
+    config = Path("b/.hydra/config.yaml")
+    config.write_text(config.read_text().replace("max_len: 1024", "max_len: 512"))
     assert main(["compare", "run=[a,b]"]) == 0
     printed = capsys.readouterr().out
+    assert "adapters.audio" not in printed
     assert "no paired test, because the runs have evaluated 0 common rows" in printed
     assert "note: the runs have different tasks" in printed
     assert "note: the runs were evaluated on different splits" in printed

@@ -12,6 +12,7 @@ import numpy as np
 
 from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
+from dxn.core.files import CONFIG
 from dxn.core.untrusted import shortened
 from dxn.data.columns.chats import Chats, find_chats
 from dxn.data.columns.choose import (
@@ -628,6 +629,11 @@ def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
                     f"{name} split; keep one of them, or set data.train and data.test to the tables"
                 )
         return {name: by_split[name] for name in SPLITS if name in by_split}
+    if (folder / ".hydra" / CONFIG).is_file():
+        raise UserError(
+            f"{key}: {folder} is the folder of a run, which does not contain its data; set {key} "
+            "to the table or folder of the data, or remove it to evaluate a run with its own data"
+        )
     if len(tables) == 1:
         return {UNDIVIDED: tables}
     names = ", ".join(file.name for file in tables) or "no table"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from dxn.core.display import count, list_names, print_line
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, warn
 from dxn.data.dataset import Opened, Samples, printable
 from dxn.data.rows import TARGET, Column
 from dxn.tasks import Task
@@ -512,7 +511,7 @@ class ModelInputs:
         """Warn about unusual values, such as codes without the leading zeros of the training."""
         # A program may print nothing else.
         for note in self.remarks(opened):
-            warnings.warn(note, stacklevel=3)
+            warn(note)
 
     def argument(self, data: Any, inputs: Mapping[str, Any]) -> Any:
         """Return the argument of `Predictor.predict` as a frame, a list of samples, or one sample.

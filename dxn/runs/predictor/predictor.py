@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.display import list_names, notebook_html
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, warn
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Opened, Samples
@@ -468,7 +467,7 @@ class Predictor:
             text.max_new = max_new
         written = writer.write(texts, batch_size=batch_size)
         if remark := writer.remark(texts):
-            warnings.warn(remark, stacklevel=2)
+            warn(remark)
         return written
 
     def check_created(self, name: str) -> None:
