@@ -115,10 +115,10 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, Any]) ->
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            working.cancel()
             raise Refusal(400, "the connection was closed before the answer was complete")
         return await working
     finally:
+        working.cancel()
         leaving.cancel()
 
 
@@ -146,15 +146,14 @@ def event_stream(parts: AsyncIterator[Any], path: str, last: str = "") -> Respon
         last: Content of the last event, if there is no error. "": no such event.
     """
 
-    async def events() -> AsyncIterator[str]:
+    async def events() -> AsyncIterator[bytes]:
         try:
             async for part in parts:
-                yield f"data: {dumps(part)}\n\n"
+                yield b"data: %b\n\n" % dumps(part)
             if last:
-                yield f"data: {last}\n\n"
+                yield b"data: %b\n\n" % last.encode()
         except Exception as error:
-            content = json.loads(bytes(error_answer(error, path).body))
-            yield f"event: error\ndata: {dumps(content)}\n\n"
+            yield b"event: error\ndata: %b\n\n" % bytes(error_answer(error, path).body)
 
     return StreamingResponse(events(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
@@ -171,12 +170,14 @@ def json_answer(
     )
 
 
-def dumps(content: Any) -> str:
+def dumps(content: Any) -> bytes:
     """Return JSON. Numbers that are not finite become null, which JSON has instead."""
     try:
-        return ENCODER.encode(content)
+        text = ENCODER.encode(content)
     except ValueError:
-        return json.dumps(_finite(content), ensure_ascii=False, default=str)
+        text = ENCODER.encode(_finite(content))
+    # Half of a character, which a message may repeat, has the same escape sequence in JSON.
+    return text.encode(errors="backslashreplace")
 
 
 def _finite(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -64,7 +65,10 @@ class App(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return what answers all requests."""
-        others = super().build_middleware_stack()
+        stack = super().build_middleware_stack()
+        # Its outermost part would answer an unexpected error as plain text, and print a traceback.
+        assert isinstance(stack, ServerErrorMiddleware)
+        others = stack.app
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
@@ -102,18 +106,18 @@ def make_app(
     """
     # The pages that FastAPI would make load their scripts from another server.
     app = App(
-        title="dxn", version=dxn.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan
+        title="dxn",
+        version=dxn.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+        # Behind a proxy with TLS, a redirection would send the key to an address without it.
+        redirect_slashes=False,
     )
     service = Service(predictor, options, PATHS | set(schema.SUMMARIES) | openai.PATHS)
     app.state.service = service
     app.direct = {}
-    app.guarded = partial(
-        Guard,
-        options=options,
-        key=key,
-        metrics=service.metrics,
-        is_stopping=lambda: service.is_stopping,
-    )
+    app.guarded = partial(Guard, service=service, key=key)
     writer = service.operations.writer
     facts = schema.facts_of(predictor, writer, name)
     main_page = "chat.html" if has_conversation_page(predictor, writer) else "index.html"
@@ -219,8 +223,8 @@ def make_app(
     async def refused(request: Request, error: Exception) -> Response:
         return error_answer(error, request.url.path)
 
-    for kind in (Refusal, UserError, HTTPException):  # `Guard` answers all others
-        app.add_exception_handler(kind, refused)
+    # FastAPI answers these itself, and `Guard` all others.
+    app.add_exception_handler(HTTPException, refused)
     app.openapi = lambda: _openapi(app, has_key=key is not None)
     return app
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from email.message import Message
 from typing import Any, TypeVar
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -35,6 +36,8 @@ LONG = 200_000  # bytes
 # else runs, and 100 MB of memory with the most expensive kind of values, empty objects.
 MAX_VALUES = 1_000_000
 # Long bodies are parsed one after the other, because each blocks the event loop.
+# A wrong form is refused, and needs no warning in the log.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 PARSER = ThreadPoolExecutor(1, thread_name_prefix="dxn-parser")
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -57,8 +60,7 @@ async def read_body(
     """
     kind = _media_type(request)
     if kind == FORM_TYPE:
-        await _receive(request, options)
-        _check_charset(request.headers["content-type"])
+        _check_form(request.headers["content-type"], await _receive(request, options))
         names = [name for name in model.model_fields if name != INPUTS]
         max_parts = options.max_samples * len(inputs) + len(names)
         data = await _parse_form(request, inputs, names, max_parts)
@@ -118,23 +120,26 @@ async def _receive(request: Request, options: ServeOptions) -> bytes:
         async with asyncio.timeout(options.timeout):
             return await request.body()
     except TimeoutError:
-        # The rest of the body must not be read as the next request.
         raise Refusal(
             408,
             f"the request did not arrive within {options.timeout:g} seconds; send it faster",
-            {"Connection": "close"},
         ) from None
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the request was complete") from None
 
 
-def _check_charset(content_type: str) -> None:
-    """Refuse other codecs of the fields of a form than UTF-8. Some take quadratic time."""
-    header = Message()
-    header["content-type"] = content_type
-    charset = header.get_content_charset() or CHARSETS[0]
-    if charset not in CHARSETS:
+def _check_form(content_type: str, content: bytes) -> None:
+    """Refuse what the parser of forms would accept."""
+    # The parser of the library, because others read a header with two charsets in another way.
+    _, options = parse_options_header(content_type)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    # Some codecs take quadratic time.
+    if charset.lower() not in CHARSETS:
         raise Refusal(415, f"Content-Type: charset must be {CHARSETS[0]}, got {charset[:60]!r}")
+    # Its last part would be left out.
+    boundary = options.get(b"boundary")
+    if boundary and b"--" + boundary in content and b"--%b--" % boundary not in content:
+        raise Refusal(400, "the form ends before its last boundary; send it again")
 
 
 def _check_values(content: bytes) -> None:

@@ -112,13 +112,15 @@ class Engine:
     def waiting(self) -> int:
         """Number of samples that wait."""
         with self._changed:
-            return sum(job.size for job in self._jobs)
+            return sum(job.size for job in self._jobs if not job.is_cancelled)
 
     def submit(self, kind: Hashable, content: Any, size: int) -> Job:
         """Add a job. The caller awaits its future; it runs in the event loop of the engine."""
         assert self._loop is not None
         job = Job(kind, content, size, self._loop.create_future())
         with self._changed:
+            # The thread does it too, but not while it computes a long batch.
+            self._drop_cancelled()
             self._jobs.append(job)
             self._changed.notify_all()
         return job

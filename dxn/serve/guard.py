@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from dxn.serve.answers import Refusal, busy, error_answer, report
-from dxn.serve.metrics import Metrics
-from dxn.serve.options import BODIES, LOOPBACK, ServeOptions
+from dxn.serve.options import BODIES, LOOPBACK
+from dxn.serve.service import Service
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -42,25 +44,15 @@ class Guard:
 
     Args:
         app: The application.
-        options: Limits.
+        service: Its options are the limits, and its metrics count the requests.
         key: The API key. None: requests need no key.
-        metrics: Where requests are counted.
-        is_stopping: Function that returns whether the server is being stopped.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        options: ServeOptions,
-        key: str | None,
-        metrics: Metrics,
-        is_stopping: Callable[[], bool] = lambda: False,
-    ):
+    def __init__(self, app: Any, service: Service, key: str | None):
         self.app = app
-        self.options = options
+        self.service = service
+        self.options = options = service.options
         self.key = None if key is None else key.encode()
-        self.metrics = metrics
-        self.is_stopping = is_stopping
         # Names and ports; names have no upper case.
         self.allowed = [_address_in(f"//{name}") for name in options.allowed_hosts]
         # Names of the server. Empty: any name.
@@ -75,18 +67,26 @@ class Guard:
             await self.app(scope, receive, send)
             return
         start = time.perf_counter()
+        end = asyncio.get_running_loop().time() + self.options.timeout
         status = 0
         received = 0
-        has_body = any(name in BODY_HEADERS for name, _ in scope["headers"])
+        headers = dict(scope["headers"])
+        has_body = any(name in headers for name in BODY_HEADERS)
 
         async def count_and_send(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, has_body
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
-                # Otherwise the next request of this client would find the connection closed, or a
-                # client that never sends the rest of its body would keep the connection.
-                if self.is_stopping() or has_body:
+                # Many clients read no answer before they have sent the whole body. One that expects
+                # an answer before the body needs it now.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(end):
+                        while has_body and b"expect" not in headers:
+                            has_body = (await receive()).get("more_body", False)
+                # Otherwise the next request of this client would find the connection closed, or the
+                # rest of its body would be read as its next request.
+                if has_body or self.service.is_stopping or self.service.is_crowded:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
@@ -103,38 +103,39 @@ class Guard:
             return message
 
         try:
-            self._check(scope)
+            self._check(scope, headers)
             await self.app(scope, limited_receive, count_and_send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                # The server stops, and this request has taken longer than it waits.
+                error = busy("the server is being stopped; send the request again")
             # After the start of an answer, it can only be cut off.
             if status:
                 if not isinstance(error, Refusal):
                     report(error)
-                raise
+                return
             answer = error_answer(error, scope["path"])
             await answer(scope, limited_receive, count_and_send)
         finally:
             self.num_bytes -= received
-            self.metrics.observe_request(scope["path"], status, time.perf_counter() - start)
+            self.service.metrics.observe_request(scope["path"], status, time.perf_counter() - start)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         # uvicorn limits only headers that arrive in several parts.
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
             raise Refusal(
-                431,
-                f"the headers have more than {MAX_HEADERS:,} bytes; send shorter ones",
-                {"Connection": "close"},
+                431, f"the headers have more than {MAX_HEADERS:,} bytes; send shorter ones"
             )
-        headers = dict(scope["headers"])
         # A proxy in front may use the other one to tell where the next request begins (RFC 9112).
         if all(name in headers for name in BODY_HEADERS):
             raise Refusal(
-                400,
-                "a request has Content-Length or Transfer-Encoding, and not both; remove one",
-                {"Connection": "close"},
+                400, "a request has Content-Length or Transfer-Encoding, and not both; remove one"
             )
-        self._check_host(headers)
         path = scope["path"]
+        # A busy server is alive.
+        if self.service.is_crowded and path != "/health":
+            raise busy("too many connections are open; close some, or try again later")
+        self._check_host(headers)
         is_open = path in OPEN or path.startswith(OPEN_PREFIX)
         if self.key is not None and not is_open and not self._has_key(headers):
             raise Refusal(
@@ -188,8 +189,6 @@ class Guard:
                 413,
                 f"the request has more than {limit:,} bytes (max_body={self.options.max_body:g}); "
                 "send a smaller file or fewer samples",
-                # The rest of the body must not be read as the next request.
-                {"Connection": "close"},
             )
         if self.num_bytes > BODIES * limit:
             raise busy("too many large requests at the same time; try again later")

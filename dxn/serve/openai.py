@@ -7,6 +7,7 @@ those of `POST /generate` and `POST /embed`, in another form.
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from pydantic import field_validator as validator
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
 from dxn.runs.predictor.writing import MAX_SEED, Text, Writer
-from dxn.serve.answers import Refusal, dumps, event_stream, json_answer, while_connected
+from dxn.serve.answers import Refusal, event_stream, json_answer, while_connected
 from dxn.serve.body import check_count, read_json
 from dxn.serve.operations import EMBED
 from dxn.serve.prepare import BASE64, check_unicode
@@ -461,7 +462,7 @@ def checked(model: type[AnyBody], content: Any) -> AnyBody:
         if not any(type(value) is type(same) and value == same for same in neutral):
             raise UserError(
                 f"{name}: is not supported by this server; leave it out, or send "
-                f"{dumps(neutral[0])}, got {shortened(value)}"
+                f"{json.dumps(neutral[0])}, got {shortened(value)}"
             )
     try:
         return model.model_validate(options)

@@ -6,20 +6,23 @@ import asyncio
 import gc
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import h11
 import uvicorn
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dxn.serve.guard import MAX_HEADERS
+from dxn.serve.answers import Refusal, error_answer
+from dxn.serve.guard import MAX_HEADERS, SECURITY_HEADERS
 from dxn.serve.options import ServeOptions
 
-MAX_CONNECTIONS = 500  # more are answered with 503; each needs a file descriptor
 KEEP_ALIVE = 30  # seconds without a request after which a connection is closed
 HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
+READ_SECONDS = 30.0  # in which a client must read a part of its answer
 # Time between the signal to stop and the end of open connections without a request.
 DRAIN_SECONDS = 0.5
 
@@ -46,18 +49,21 @@ class Connection(h11.Connection):
 
 
 class Protocol(H11Protocol):
-    """One connection. It is closed if the headers of a request arrive too slowly.
+    """One connection. It is closed if the client sends headers, or reads the answer, too slowly.
 
     uvicorn limits only the time between two requests. A client that sends one byte per minute would
     occupy a connection for ever.
     """
 
     header_timer: asyncio.TimerHandle | None = None
+    write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit of the first request."""
         self.conn = Connection(h11.SERVER, MAX_HEADERS)
         super().connection_made(transport)
+        # `pause_writing` is called if the operating system does not take the whole answer.
+        transport.set_write_buffer_limits(0)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -72,7 +78,44 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_timer()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """Write the rest of the answer."""
+        super().resume_writing()
+        self._stop_watching()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request of HTTP in the form of the other errors."""
+        error = sys.exception()
+        assert isinstance(error, h11.RemoteProtocolError)
+        refusal = Refusal(error.error_status_hint, f"the request is not valid HTTP ({error})")
+        answer = error_answer(refusal, "")
+        headers = [*answer.raw_headers, *SECURITY_HEADERS, CLOSE_HEADER]
+        start = h11.Response(status_code=answer.status_code, headers=headers)
+        for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+        app: Any = self.config.app
+        app.state.service.metrics.observe_request("", answer.status_code, 0.0)
+
+    def _watch(self, before: int = -1) -> None:
+        """Close the connection if the client has read nothing since the last call."""
+        size = self.transport.get_write_buffer_size()
+        if size == before:
+            self.transport.abort()
+        else:
+            self.write_timer = self.loop.call_later(READ_SECONDS, self._watch, size)
+
+    def _stop_watching(self) -> None:
+        if self.write_timer is not None:
+            self.write_timer.cancel()
 
     def _start_timer(self) -> None:
         self.header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
@@ -106,6 +149,7 @@ class Server(uvicorn.Server):
         """Start to answer."""
         app: Any = self.config.app
         app.state.service.requests = self.server_state.tasks
+        app.state.service.connections = self.server_state.connections
         await super().startup(sockets)
         self.ready()
 
@@ -162,7 +206,6 @@ def configure(app: Any, options: ServeOptions) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(int(options.timeout), 1),
         h11_max_incomplete_event_size=MAX_HEADERS,

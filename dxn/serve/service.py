@@ -35,6 +35,7 @@ MakeTexts: TypeAlias = Callable[[], Sequence[Text]]
 Parts: TypeAlias = "asyncio.Queue[tuple[int, Any] | None]"
 # The model thread counts as stuck if one batch takes this multiple of the time limit.
 STUCK = 2
+MAX_CONNECTIONS = 500  # on more, requests are answered with 503; each needs a file descriptor
 
 
 class Service:
@@ -64,8 +65,10 @@ class Service:
         )
         self.engine.on_batch = self.metrics.observe_batch
         self.is_stopping = False
-        # Requests that have begun and are not answered. `dxn.serve.server.Server` sets it.
+        # Requests that have begun and are not answered, and all connections.
+        # `dxn.serve.server.Server` sets them.
         self.requests: Collection[Any] = ()
+        self.connections: Collection[Any] = ()
         self.admitted = 0
         # Few threads: each of them can hold a decoded picture or clip in memory.
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="dxn-reader")
@@ -80,6 +83,11 @@ class Service:
         if since is not None and time.monotonic() - since > limit:
             return f"the model has been computing one batch for more than {limit:g} seconds"
         return ""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are too many connections."""
+        return len(self.connections) > MAX_CONNECTIONS
 
     def start(self) -> None:
         """Start the model thread. The caller is in the event loop."""

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -18,13 +19,14 @@ import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
+from dxn.serve.answers import json_answer
 from dxn.serve.app import make_app
 from dxn.serve.command import bind
 from dxn.serve.guard import Guard
-from dxn.serve.metrics import Metrics
 from dxn.serve.operations import Operations
 from dxn.serve.options import ServeOptions
 from dxn.serve.server import Server, configure
+from dxn.serve.service import Service
 
 QUOTED = 'so-called "name"'
 
@@ -102,6 +104,75 @@ def test_a_body_of_many_bytes_and_few_values_is_parsed(client):
     assert answer.status_code in (200, 422) and "values" not in answer.text
 
 
+ENCODED = b'{"inputs": {"text": "a"}, "encoder": "\\ud800"}'
+
+
+def test_half_of_a_character_in_a_message_is_json(client):
+    assert "got '\\ud800'" in error_of(client.post("/attend", content=ENCODED), 422)
+    assert json.loads(json_answer(["\ud800"]).body) == ["\ud800"]
+
+
+def exchange(url, content):
+    """What a connection receives that first sends everything, and then reads."""
+    with socket.create_connection(("127.0.0.1", urlsplit(url).port), timeout=20) as connection:
+        connection.sendall(content)
+        received = b"".join(iter(lambda: connection.recv(65_536), b""))
+    head, _, body = received.rpartition(b"\r\n\r\n")
+    return head, json.loads(body)["error"]
+
+
+def test_a_client_that_sends_its_whole_body_first_reads_why_it_is_refused(predictor):
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9000000\r\n"
+    with server_of(predictor, max_body=0.1) as url:
+        body = b" " * 9_000_000
+        received, error = exchange(url, head + b"Connection: close\r\n\r\n" + body)
+        assert received.startswith(b"HTTP/1.1 413") and error["type"] == "too_large"
+        # This one sends its body only if it is welcome.
+        received, _ = exchange(url, head + b"Expect: 100-continue\r\n\r\n")
+        assert received.startswith(b"HTTP/1.1 413") and b"connection: close" in received
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "kind"),
+    [
+        (b"GET /health\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 40_000, 431, "headers_too_large"),
+    ],
+)
+def test_what_is_not_http_is_refused_in_the_form_of_other_errors(predictor, content, status, kind):
+    with server_of(predictor) as url:
+        head, error = exchange(url, content)
+        assert head.startswith(b"HTTP/1.1 %d" % status) and error["type"] == kind
+        assert f'{{path="other",status="{status}"}} 1.0' in httpx.get(f"{url}/metrics").text
+
+
+def test_a_server_with_too_many_connections_is_busy_and_healthy(predictor, monkeypatch):
+    monkeypatch.setattr("dxn.serve.service.MAX_CONNECTIONS", 0)
+    with server_of(predictor) as url:
+        answer = httpx.get(f"{url}/v1/models")
+        assert error_of(answer, 503).startswith("too many connections")
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected(predictor, monkeypatch):
+    lost = threading.Event()
+    monkeypatch.setattr("dxn.serve.server.READ_SECONDS", 0.2)
+    monkeypatch.setattr("dxn.serve.server.Protocol._stop_timer", lambda self: lost.set())
+    examples = [{"texts": {}, "files": {"text": bytes(30_000_000)}, "target": ""}]
+    with server_of(predictor, examples=examples) as url:
+        address = ("127.0.0.1", urlsplit(url).port)
+        with socket.create_connection(address, timeout=20) as connection:
+            connection.sendall(b"GET /examples/0/text HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert connection.recv(9) == b"HTTP/1.1 "
+            lost.clear()  # it was set when the headers were complete
+            assert lost.wait(20)
+
+
+def test_a_path_with_another_slash_is_not_found(client):
+    assert "openapi.json" in error_of(client.post("/predict/", json={"inputs": [{}]}), 404)
+
+
 def test_the_health_is_answered_while_large_bodies_are_refused(predictor):
     with client_of(predictor, max_body=0.001) as client:
         guard = find_guard(client)
@@ -149,8 +220,7 @@ def find_guard_of(predictor):
         await receive()
         await send({"type": "http.response.body", "body": b""})
 
-    metrics = Metrics(set(), waiting=lambda: 0, restarts=lambda: 0)
-    return Guard(streams, ServeOptions(), None, metrics)
+    return Guard(streams, Service(predictor, ServeOptions(), set()), None)
 
 
 def test_connections_that_wait_when_the_server_stops_are_answered(predictor):

@@ -329,6 +329,15 @@ def test_the_generation_stops_when_the_client_of_a_stream_leaves(model, monkeypa
     assert len(counts) < 100
 
 
+def test_an_unexpected_error_has_the_form_of_the_others(client, monkeypatch, capsys):
+    def fail(self):
+        raise RuntimeError("secret details")
+
+    monkeypatch.setattr("dxn.serve.operations.WritingSteps.step", fail)
+    assert "secret" not in error_of(client.post(CHAT, json=ASK), 500)
+    assert capsys.readouterr().err == "dxn: error in a request: RuntimeError: secret details\n"
+
+
 def test_an_error_in_the_middle_is_the_last_event(client, monkeypatch):
     monkeypatch.setattr(Text, "finish", lambda self, text: 1 / 0)
     events = events_of(client, CHAT, ASK)

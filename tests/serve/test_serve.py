@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -489,6 +490,29 @@ def test_a_signal_stops_the_server_after_the_running_requests(predictor):
     wait_until(lambda: answers == [(200, "close")])
 
 
+def test_a_request_that_takes_longer_than_the_stop_is_told_to_come_back(predictor, capfd):
+    options = ServeOptions(port=0, timeout=1.9)  # the server waits 1 second for its requests
+    app = make_app(predictor, options)
+    started, opened = hold(app.state.service.engine)
+    answers = []
+
+    def ask(url):
+        try:
+            urllib.request.urlopen(f"{url}/predict", json.dumps({"inputs": TEXT}).encode(), 20)
+        except urllib.error.HTTPError as error:
+            answers.append((error.code, json.load(error)["error"]["message"]))
+        opened.set()
+
+    def ready(url):
+        threading.Thread(target=ask, args=(url,)).start()
+        threading.Thread(target=lambda: started.wait(20) and signal.raise_signal(15)).start()
+
+    server.run(app, options, bind("127.0.0.1", 0), ready=ready)
+    wait_until(lambda: answers)
+    assert answers == [(503, "the server is being stopped; send the request again")]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_request_that_is_on_its_way_when_the_server_stops_is_answered(predictor, monkeypatch):
     monkeypatch.setattr(server, "DRAIN_SECONDS", 1.0)
     options = ServeOptions(port=0)
@@ -653,11 +677,23 @@ def test_a_form_does_not_mix_an_input_with_the_option_of_its_name():
         asyncio.run(_parse_form(request, ["seed"], ["seed"], 9))
 
 
-def test_other_codecs_of_a_form_are_refused(client):
-    kind = "multipart/form-data; boundary=x; charset=punycode"
-    body = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nabc\r\n--x--\r\n'
-    answer = client.post("/predict", content=body, headers={"Content-Type": kind})
+FORM = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nabc\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize("charsets", ["charset=punycode", "charset=utf-8; charset=punycode"])
+def test_other_codecs_of_a_form_are_refused(client, charsets):
+    kind = f"multipart/form-data; boundary=x; {charsets}"
+    answer = client.post("/predict", content=FORM, headers={"Content-Type": kind})
     assert "charset must be utf-8, got 'punycode'" in error_of(answer, 415)
+
+
+def test_no_part_of_a_form_is_left_out_because_its_end_is_missing(client, caplog):
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    part = FORM.removesuffix(b"--x--\r\n")
+    answer = client.post("/predict", content=part + part, headers=headers)
+    assert "the form ends before its last boundary" in error_of(answer, 400)
+    error_of(client.post("/predict", content=b"no form", headers=headers), 400)
+    assert not caplog.records
 
 
 def test_a_connection_is_closed_if_its_answer_comes_before_the_end_of_its_request(client):

@@ -14,6 +14,7 @@ from torch import Tensor
 from dxn import viz
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
+from dxn.core.untrusted import shortened
 from dxn.core.windows import encode_input
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Memory
@@ -131,8 +132,8 @@ def _inside_encoder(
     if name not in names:
         has = f"those of {', '.join(names)}" if names else "none"
         raise UserError(
-            f"encoder: must be an input with an encoder of its own, got {name}; this model has "
-            f"{has}"
+            f"encoder: must be an input with an encoder of its own, got {shortened(name)}; "
+            f"this model has {has}"
         )
     batch = predictor.model.first_part(batch)
     if name not in batch:
