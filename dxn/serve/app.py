@@ -138,21 +138,18 @@ def make_app(
             samples = body.samples
             if kind == PREDICT and (answers := service.predict_now(samples)) is not None:
                 return json_answer({RESULTS: answers})
-            prepared, results = await while_connected(request, service.answer(kind, samples))
+            asked: Any = kind
+            if isinstance(body, AttentionBody):
+                asked = (kind, body.encoder)
+                if len(samples) > 1:
+                    raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
+            prepared, results = await while_connected(request, service.answer(asked, samples))
             for i, result in enumerate(results if kind == PREDICT else ()):
                 if note := prepared.note(i, predictor.tokenizers):
                     result["note"] = note
             return json_answer({RESULTS: results})
 
         post(path, answer)
-
-    async def attend(request: Request, body: AttentionBody) -> Response:
-        samples = body.samples
-        if len(samples) > 1:
-            raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
-        answer = service.answer((ATTEND, body.encoder), samples)
-        _, results = await while_connected(request, answer)
-        return json_answer({RESULTS: results})
 
     def lacks(path: str, advice: str) -> None:
         async def refuse(request: Request) -> Response:
@@ -166,7 +163,7 @@ def make_app(
     else:
         lacks("/predict", "POST /embed" + " or POST /generate" * facts["generates"])
     operation("/embed", EMBED)
-    post("/attend", attend)
+    operation("/attend", ATTEND)
     if facts["generates"]:
         generate = _create if predictor.task.creates else _generate
         post("/generate", partial(generate, service=service))
@@ -205,18 +202,15 @@ def make_app(
             raise Refusal(404, "there is no such example")
         return Response(file, media_type="application/octet-stream")
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(STATIC / main_page, headers={"Cache-Control": "no-cache"})
+    def page(path: str, file: Path) -> None:
+        async def answer(request: Request) -> Response:
+            return FileResponse(file, headers={"Cache-Control": "no-cache"})
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return FileResponse(STATIC / "docs.html", headers={"Cache-Control": "no-cache"})
+        app.add_route(path, answer, include_in_schema=False)
 
-    @app.get("/static/attention.js", include_in_schema=False)
-    async def attention() -> Response:
-        return FileResponse(SCRIPT, media_type="text/javascript")
+    page("/", STATIC / main_page)
+    page("/docs", STATIC / "docs.html")
+    page("/static/attention.js", SCRIPT)
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 

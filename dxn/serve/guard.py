@@ -23,6 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 BODY_HEADERS = (b"content-length", b"transfer-encoding")
 PORTS = {"http": 80, "https": 443}
 MAX_HEADERS = 32_000  # bytes
+REST_SECONDS = 5.0  # in which the rest of a body that is refused can arrive
 # Paths that need no key: whether the server is alive, and the pages, which ask for the key.
 OPEN = ("/", "/docs", "/health")
 OPEN_PREFIX = "/static/"
@@ -67,7 +68,6 @@ class Guard:
             await self.app(scope, receive, send)
             return
         start = time.perf_counter()
-        end = asyncio.get_running_loop().time() + self.options.timeout
         status = 0
         received = 0
         headers = dict(scope["headers"])
@@ -81,7 +81,7 @@ class Guard:
                 # Many clients read no answer before they have sent the whole body. One that expects
                 # an answer before the body needs it now.
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(end):
+                    async with asyncio.timeout(min(REST_SECONDS, self.options.timeout)):
                         while has_body and b"expect" not in headers:
                             has_body = (await receive()).get("more_body", False)
                 # Otherwise the next request of this client would find the connection closed, or the
@@ -129,7 +129,9 @@ class Guard:
         # A proxy in front may use the other one to tell where the next request begins (RFC 9112).
         if all(name in headers for name in BODY_HEADERS):
             raise Refusal(
-                400, "a request has Content-Length or Transfer-Encoding, and not both; remove one"
+                400,
+                "a request has Content-Length or Transfer-Encoding, and not both; remove one",
+                {"Connection": "close"},
             )
         path = scope["path"]
         # A busy server is alive.

@@ -127,6 +127,10 @@ def test_a_client_that_sends_its_whole_body_first_reads_why_it_is_refused(predic
         body = b" " * 9_000_000
         received, error = exchange(url, head + b"Connection: close\r\n\r\n" + body)
         assert received.startswith(b"HTTP/1.1 413") and error["type"] == "too_large"
+        # Where this one ends is not known.
+        both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        received, _ = exchange(url, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + both)
+        assert received.startswith(b"HTTP/1.1 400") and b"connection: close" in received
         # This one sends its body only if it is welcome.
         received, _ = exchange(url, head + b"Expect: 100-continue\r\n\r\n")
         assert received.startswith(b"HTTP/1.1 413") and b"connection: close" in received
