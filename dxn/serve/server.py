@@ -21,8 +21,9 @@ from dxn.serve.guard import MAX_HEADERS, SECURITY_HEADERS
 from dxn.serve.options import ServeOptions
 
 KEEP_ALIVE = 30  # seconds without a request after which a connection is closed
-HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
-READ_SECONDS = 30.0  # in which a client must read a part of its answer
+# In which the headers of a request must arrive, and a client must read a part of its answer. It can
+# be twice this time.
+CLIENT_SECONDS = 15.0
 # Time between the signal to stop and the end of open connections without a request.
 DRAIN_SECONDS = 0.5
 
@@ -34,12 +35,14 @@ class Connection(h11.Connection):
     """
 
     head = b""
+    num_bytes = 0  # of all answers so far
 
     def send(self, event: Any) -> Any:
         """Return the bytes to send for an event, or None."""
         data = super().send(event)
         if data is None:  # the end of the connection
             return None
+        self.num_bytes += len(data)
         # The parts of a stream, whose length is not known, can come much later.
         if isinstance(event, h11.Response) and b"content-length" in data.lower():
             self.head = data
@@ -51,45 +54,22 @@ class Connection(h11.Connection):
 class Protocol(H11Protocol):
     """One connection. It is closed if the client sends headers, or reads the answer, too slowly.
 
-    uvicorn limits only the time between two requests. A client that sends one byte per minute would
-    occupy a connection for ever.
+    uvicorn limits only the time between two requests. A client that sends one byte per minute, or
+    never reads, would occupy a connection for ever.
     """
 
-    header_timer: asyncio.TimerHandle | None = None
-    write_timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle
 
     def connection_made(self, transport: Any) -> None:
-        """Start the time limit of the first request."""
+        """Start the time limits."""
         self.conn = Connection(h11.SERVER, MAX_HEADERS)
         super().connection_made(transport)
-        # `pause_writing` is called if the operating system does not take the whole answer.
-        transport.set_write_buffer_limits(0)
-        self._start_timer()
-
-    def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
-        super().data_received(data)
-        # h11 is idle until the headers are complete.
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
-        elif self.header_timer is None:
-            self._start_timer()
+        self._check()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._stop_timer()
-        self._stop_watching()
+        self.timer.cancel()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Wait for the client to read."""
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        """Write the rest of the answer."""
-        super().resume_writing()
-        self._stop_watching()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request of HTTP in the form of the other errors."""
@@ -105,25 +85,16 @@ class Protocol(H11Protocol):
         app: Any = self.config.app
         app.state.service.metrics.observe_request("", answer.status_code, 0.0)
 
-    def _watch(self, before: int = -1) -> None:
-        """Close the connection if the client has read nothing since the last call."""
-        size = self.transport.get_write_buffer_size()
-        if size == before:
+    def _check(self, before: Any = None) -> None:
+        """Close the connection if it still waits for the client as at the last call."""
+        unsent = self.transport.get_write_buffer_size()
+        # h11 is idle until the headers are complete. uvicorn has a timer if none of them is there.
+        is_incomplete = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+        state = (self.cycle, self.conn.num_bytes - unsent)
+        if state == before and (unsent or is_incomplete):
             self.transport.abort()
         else:
-            self.write_timer = self.loop.call_later(READ_SECONDS, self._watch, size)
-
-    def _stop_watching(self) -> None:
-        if self.write_timer is not None:
-            self.write_timer.cancel()
-
-    def _start_timer(self) -> None:
-        self.header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
-
-    def _stop_timer(self) -> None:
-        if self.header_timer is not None:
-            self.header_timer.cancel()
-            self.header_timer = None
+            self.timer = self.loop.call_later(CLIENT_SECONDS, self._check, state)
 
 
 class Server(uvicorn.Server):

@@ -25,7 +25,7 @@ from dxn.serve.command import bind
 from dxn.serve.guard import Guard
 from dxn.serve.operations import Operations
 from dxn.serve.options import ServeOptions
-from dxn.serve.server import Server, configure
+from dxn.serve.server import Protocol, Server, configure
 from dxn.serve.service import Service
 
 QUOTED = 'so-called "name"'
@@ -161,15 +161,20 @@ def test_a_server_with_too_many_connections_is_busy_and_healthy(predictor, monke
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected(predictor, monkeypatch):
     lost = threading.Event()
-    monkeypatch.setattr("dxn.serve.server.READ_SECONDS", 0.2)
-    monkeypatch.setattr("dxn.serve.server.Protocol._stop_timer", lambda self: lost.set())
+    monkeypatch.setattr("dxn.serve.server.CLIENT_SECONDS", 0.2)
+    connection_lost = Protocol.connection_lost
+
+    def record(self, error):
+        lost.set()
+        connection_lost(self, error)
+
+    monkeypatch.setattr(Protocol, "connection_lost", record)
     examples = [{"texts": {}, "files": {"text": bytes(30_000_000)}, "target": ""}]
     with server_of(predictor, examples=examples) as url:
         address = ("127.0.0.1", urlsplit(url).port)
         with socket.create_connection(address, timeout=20) as connection:
             connection.sendall(b"GET /examples/0/text HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert connection.recv(9) == b"HTTP/1.1 "
-            lost.clear()  # it was set when the headers were complete
             assert lost.wait(20)
 
 

@@ -453,7 +453,7 @@ def test_if_the_model_thread_is_killed_the_next_request_is_answered(predictor):
     ],
 )
 def test_a_slow_client_is_disconnected(predictor, head, monkeypatch):
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(server, "CLIENT_SECONDS", 0.3)
     with server_of(predictor, timeout=0.3) as url:
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
