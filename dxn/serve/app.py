@@ -56,11 +56,11 @@ class App(FastAPI):
     prediction of a small model.
 
     Attributes:
-        guarded: Function that returns the guard around an application.
+        key: The API key. None: requests need no key.
         direct: What answers a POST request, by path. Its errors are answered by the guard.
     """
 
-    guarded: Callable[[ASGIApp], ASGIApp]
+    key: str | None
     direct: dict[str, Callable[[Request], Awaitable[Response]]]
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -78,7 +78,7 @@ class App(FastAPI):
             else:
                 await others(scope, receive, send)
 
-        return self.guarded(answer)
+        return Guard(answer, self.state.service, self.key)
 
 
 class MetricsPage(PlainTextResponse):
@@ -116,8 +116,8 @@ def make_app(
     )
     service = Service(predictor, options, PATHS | set(schema.SUMMARIES) | openai.PATHS)
     app.state.service = service
+    app.key = key
     app.direct = {}
-    app.guarded = partial(Guard, service=service, key=key)
     writer = service.operations.writer
     facts = schema.facts_of(predictor, writer, name)
     main_page = "chat.html" if has_conversation_page(predictor, writer) else "index.html"
@@ -196,9 +196,8 @@ def make_app(
     @app.get("/examples/{index}/{input}", include_in_schema=False)
     async def example(index: str, input: str) -> Response:
         # Examples are in memory: neither the number nor the name becomes a path.
-        numbered = {str(i): example for i, example in enumerate(examples)}
-        file = numbered[index]["files"].get(input) if index in numbered else None
-        if file is None:
+        numbered = {str(i): example["files"] for i, example in enumerate(examples)}
+        if (file := numbered.get(index, {}).get(input)) is None:
             raise Refusal(404, "there is no such example")
         return Response(file, media_type="application/octet-stream")
 

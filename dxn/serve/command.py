@@ -6,7 +6,7 @@ import importlib
 import io
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -152,10 +152,15 @@ def read_examples(
     writer = Writer(predictor.model, predictor.task)
     if has_conversation_page(predictor, writer):
         assert writer.language is not None
-        cells = [rows.cells[writer.language.name][row] for row in chosen]
-        pairs = zip(cells, examples, strict=True)
-        conversations = [_conversation(cell, each["files"], predictor) for cell, each in pairs]
-        return [conversation for conversation in conversations if conversation is not None]
+        conversations: list[dict[str, Any]] = []
+        for row, example in zip(chosen, examples, strict=True):
+            files = example["files"]
+            types = {predictor.tokenizers[name].modality: name for name in files}
+            turns = example_messages(rows.cells[writer.language.name][row], types, MAX_TEXT)
+            # None: the page cannot show it.
+            if turns is not None:
+                conversations.append({"messages": turns[0], "files": files, "target": turns[1]})
+        return conversations
     if writer.takes_prompt:
         # The start of a text, without a part of a word.
         for example in examples:
@@ -180,17 +185,6 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
     target = rows.cells[TARGET][row] if TARGET in rows.cells else None
     shown = "" if target is None else target_text(target)[:MAX_NAME]
     return {"texts": texts, "files": files, "target": shown}
-
-
-def _conversation(
-    cell: Any, files: Mapping[str, bytes], predictor: Predictor
-) -> dict[str, Any] | None:
-    """Return a conversation with its files by input. None: the page cannot show it."""
-    types = {predictor.tokenizers[name].modality: name for name in files}
-    if (found := example_messages(cell, types, MAX_TEXT)) is None:
-        return None
-    messages, target = found
-    return {"messages": messages, "files": files, "target": target}
 
 
 def _text_of(cell: Any, prepare: Tokenizer) -> str | None:

@@ -54,6 +54,7 @@ MAX_STOPS = 16  # of a request
 MAX_STOP = 1000  # characters
 KEYS = ("role", "content")  # of a message
 TOO_LONG = "context_length_exceeded"
+TOKENS = "tokens, which the model reads"
 # Keys that are refused, except with these values, which are the same as without the key. (): any
 # value, because the key does not affect the answer.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -275,10 +276,11 @@ class OpenAI:
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """Answer POST /v1/chat/completions."""
         # Each message has tokens. Checking a million messages would block other requests.
-        self._check_tokens("messages", len(body.messages))
+        self._check_length("messages", len(body.messages), self._max_len, TOKENS)
         values, files = split_files(body.messages)
         messages = messages_of(values)
-        self._check_chars("messages", sum(len(text_of(message)) for message in messages))
+        num_chars = sum(len(text_of(message)) for message in messages)
+        self._check_length("messages", num_chars, self._max_chars, "characters")
         sample = self._sample(files)
 
         def make_text() -> Text:
@@ -318,7 +320,7 @@ class OpenAI:
         """Answer POST /v1/completions."""
         prompts = texts_of("prompt", body.prompt)
         for prompt in prompts:
-            self._check_chars("prompt", len(prompt))
+            self._check_length("prompt", len(prompt), self._max_chars, "characters")
         makers = [partial(self.writer.text_of, prompt, chat=False) for prompt in prompts]
         return await self._write(request, body, makers, "prompt")
 
@@ -378,7 +380,7 @@ class OpenAI:
                 text.shows_prompt = False
                 text.stops = body.stop
                 text.prompt_ids = text.prompt_ids or self.writer.encode(text)
-                self._check_tokens(name, len(text.prompt_ids))
+                self._check_length(name, len(text.prompt_ids), self._max_len, TOKENS)
                 # The model does not read the last token.
                 text.max_new = min(limit, self._max_len + 1 - len(text.prompt_ids))
             seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
@@ -422,25 +424,18 @@ class OpenAI:
         assert self.writer.language is not None
         return self.writer.language.max_len
 
-    def _check_chars(self, name: str, count: int) -> None:
-        """Refuse a prompt that would take long to tokenize."""
-        limit = max(MAX_PROMPT, MAX_CHARS * self._max_len)
-        if count > limit:
-            raise Refusal(
-                400,
-                f"{name}: must have at most {limit:,} characters, got {count:,}; shorten it",
-                code=TOO_LONG,
-            )
+    @property
+    def _max_chars(self) -> int:
+        """Maximum length of a prompt, because a longer one would take long to tokenize."""
+        return max(MAX_PROMPT, MAX_CHARS * self._max_len)
 
-    def _check_tokens(self, name: str, count: int) -> None:
-        """Refuse a prompt of which the model cannot read all tokens."""
-        if count > self._max_len:
-            raise Refusal(
-                400,
-                f"{name}: must have at most {self._max_len:,} tokens, which the model reads, got "
-                f"{count:,} or more; shorten it",
-                code=TOO_LONG,
+    def _check_length(self, name: str, count: int, limit: int, unit: str) -> None:
+        """Refuse a prompt that is too long."""
+        if count > limit:
+            message = (
+                f"{name}: must have at most {limit:,} {unit}, got {count:,} or more; shorten it"
             )
+            raise Refusal(400, message, code=TOO_LONG)
 
 
 def checked(model: type[AnyBody], content: Any) -> AnyBody:

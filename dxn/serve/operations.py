@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -65,12 +66,8 @@ class Operations:
             part = Prepared(merged.cells[start:stop], merged.items[start:stop], merged.samples)
             with threads(self.predictor.threads_for(len(part))):
                 results += compute(part)
-        parts: list[list[Any]] = []
-        start = 0
-        for job in jobs:
-            parts.append(results[start : start + job.size])
-            start += job.size
-        return parts
+        rest = iter(results)
+        return [list(islice(rest, job.size)) for job in jobs]
 
     def _predict(self, prepared: Prepared) -> list[dict[str, Any]]:
         return self.predict(prepared.samples.batch_of(prepared.items), prepared.cells)

@@ -65,8 +65,7 @@ class Service:
         )
         self.engine.on_batch = self.metrics.observe_batch
         self.is_stopping = False
-        # Requests that have begun and are not answered, and all connections.
-        # `dxn.serve.server.Server` sets them.
+        # Requests that are not answered, and connections. `dxn.serve.server.Server` sets them.
         self.requests: Collection[Any] = ()
         self.connections: Collection[Any] = ()
         self.admitted = 0
