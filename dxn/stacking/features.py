@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -97,18 +100,34 @@ def extremes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 # Texts
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
-CHAR_LENGTHS = np.arange(2, 6)[:, None]
+CHAR_LENGTHS = np.arange(2, 6)
 SPACE = ord(" ")
-# Polynomial hashes modulo a prime. Products of two hashes are below 2**63, the limit of int64.
+# Polynomial hashes modulo a prime. Sums of five products of a character and a hash are below
+# 2**63, the limit of int64.
 PRIME = 2_147_483_647
 BASE = 1_000_003
-INVERSE = pow(BASE, -1, PRIME)
-# What is known of each character, by code point. It is computed when a text has the character.
-IS_WORD, IS_UNSPACED, IS_MARK, UNKNOWN = 1, 2, 4, 255
-KINDS = np.full(0x110000, UNKNOWN, np.uint8)
-NUM_POWERS = 4096
-POWERS: dict[int, np.ndarray] = {}  # the first NUM_POWERS of `_powers`, computed once
+# (5, 4): column i has the factors of the characters of an n-gram of length CHAR_LENGTHS[i].
+FACTORS = np.triu([[pow(BASE, i, PRIME)] * 4 for i in range(5)], -1)
 PAIR = 998_244_353  # multiplier of the first word of a pair
+# Kinds of characters: of words (w), marks (m) and others (p); in scripts without spaces u, n and q.
+KINDS = "wumnpq"
+# A word starts after another character, and at each character of a script without spaces. Marks
+# belong to the letter before them.
+WORDS = re.compile("[wumn](?:[mn]|(?<![un])w)*")
+MAX_CACHED = 32  # characters of a part of a text whose words are kept
+
+
+class KindOf(dict[int, str]):
+    """The kind of each character by code point, for `str.translate`. It is computed once."""
+
+    def __missing__(self, point: int) -> str:
+        char = chr(point)
+        number = 2 if is_mark(char) else 0 if char.isalnum() or char == "_" else 4
+        kind = self[point] = KINDS[number + is_unspaced(char)]
+        return kind
+
+
+KIND_OF = KindOf()
 
 
 def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
@@ -118,91 +137,64 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     """
     # NumPy, because starting an operation of torch takes several times longer, which is most of
     # the time of a short text.
-    texts: Sequence[str] = batch["text"]
-    shown = [_shown(text) for text in texts]
-    # A space before each text, and one after the last, so that all texts are one sequence.
-    joined = "".join([*shown, " "]).encode("utf-32-le", "surrogatepass")
+    texts = [_parts(text) for text in batch["text"]]
+    device = batch["ids"].device
+    counted = [torch.from_numpy(f(texts)).to(device) for f in (_word_codes, _gram_codes)]
+    return Features("TF-IDF", torch.zeros(len(texts), 0, device=device), tuple(counted))
+
+
+def _parts(text: str) -> list[str]:
+    """Return the parts of a text between white space."""
+    # Composed, so that "é" has one form.
+    return unicodedata.normalize("NFC", text.lower()).replace("\0", " ").split()
+
+
+def _word_codes(texts: Sequence[Sequence[str]]) -> np.ndarray:
+    """Return the row and the hash (2, n) of words, pairs of words and punctuation."""
+    rows: list[int] = []
+    codes: list[int] = []
+    for row, parts in enumerate(texts):
+        words: list[int] = []
+        for part in parts:
+            found, marks = _words(part) if len(part) <= MAX_CACHED else _words.__wrapped__(part)
+            words += found
+            codes += marks
+        codes += words
+        codes += [(first * PAIR + second) % PRIME for first, second in pairwise(words)]
+        rows += [row] * (len(codes) - len(rows))
+    return np.array([rows, codes], np.int64)
+
+
+@lru_cache(1 << 14)
+def _words(part: str) -> tuple[list[int], list[int]]:
+    """Return the hashes of the words, and those of single characters of punctuation."""
+    kinds = part.translate(KIND_OF)
+    words: list[int] = []
+    for match in WORDS.finditer(kinds):
+        code = 0
+        for char in reversed(part[match.start() : match.end()]):
+            code = (code * BASE + ord(char)) % PRIME
+        words.append(code)
+    return words, [ord(char) for char, kind in zip(part, kinds, strict=True) if kind in "pq"]
+
+
+def _gram_codes(texts: Sequence[Sequence[str]]) -> np.ndarray:
+    """Return the row and the hash (2, n) of character n-grams."""
+    shown = [" ".join(["", *parts]) for parts in texts]
+    # A space before each word, and one after the last, so that all texts are one sequence. It is
+    # padded to the longest n-gram of the last character.
+    joined = "".join([*shown, " \0\0\0\0"]).encode("utf-32-le", "surrogatepass")
     chars = np.frombuffer(joined, np.uint32).astype(np.int64)
-    lengths = [len(text) for text in shown]
-    lengths[-1] += 1
-    rows = np.arange(len(texts)).repeat(lengths)
-    kinds = _kinds(chars)
-    is_space = chars == SPACE
-    # Sums over prefixes, from which the hashes of all parts of the sequence follow. The terms are
-    # below 2**31, so the sum of 2**32 of them fits into int64.
-    count = len(chars)
-    sums = np.zeros(count + 1, np.int64)
-    np.cumsum(chars * _powers(BASE, count) % PRIME, out=sums[1:])
-    inverse = _powers(INVERSE, count)
-
-    def hashes(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Return the hashes of the characters from `start` to before `stop`."""
-        return (sums[stop] - sums[start]) % PRIME * inverse[start] % PRIME
-
-    # A word starts after another character, and at each character of a script without spaces. The
-    # first character is a space, so none of them starts a word.
-    is_word, is_unspaced, is_mark = (kinds & bit != 0 for bit in (IS_WORD, IS_UNSPACED, IS_MARK))
-    starts = np.zeros(count, bool)
-    splits = ~is_mark[1:] & (is_unspaced[1:] | is_unspaced[:-1])
-    starts[1:] = is_word[1:] & (~is_word[:-1] | splits)
-    # The last character is a space, too.
-    ends = is_word[:-1] & (~is_word[1:] | starts[1:])
-    start = starts.nonzero()[0]
-    words = hashes(start, ends.nonzero()[0] + 1)
-    # Pairs of consecutive words of a text, and single characters of punctuation.
-    owners = rows[start]
-    same = owners[1:] == owners[:-1]
-    pairs = (words[:-1] * PAIR + words[1:])[same] % PRIME
-    marks = (~is_word & ~is_space).nonzero()[0]
-    word_rows = np.concatenate([owners, owners[1:][same], rows[marks]])
-    word_codes = np.concatenate([words, pairs, hashes(marks, marks + 1)])
+    count = len(chars) - 5  # without the last space
     # n-grams have a space at most at their ends. A space between two texts counts to the second
     # one. It ends a word of the first one too, whose n-gram starts in the first text.
-    spaces = is_space.cumsum()
-    first = np.arange(count)
-    stop = first + CHAR_LENGTHS
-    is_gram = (stop <= count) & (spaces[np.minimum(stop - 2, count - 1)] == spaces)
-    lengths_of, first = is_gram.nonzero()
-    grams = np.stack([rows[first], hashes(first, stop[lengths_of, first])])
-    device = batch["ids"].device
-    blocks = [np.stack([word_rows, word_codes]), grams]
-    counted = [torch.from_numpy(block).to(device) for block in blocks]
-    empty = torch.zeros(len(texts), 0, device=device)
-    return Features("TF-IDF", empty, tuple(counted))
-
-
-def _shown(text: str) -> str:
-    """Return a text with a space before each word; "" if it has no words."""
-    # Composed, so that "é" has one form.
-    words = unicodedata.normalize("NFC", text.lower()).replace("\0", " ").split()
-    return " ".join(["", *words])
-
-
-def _kinds(chars: np.ndarray) -> np.ndarray:
-    """Return the kinds of characters, a sum of IS_WORD, IS_UNSPACED and IS_MARK."""
-    kinds = KINDS[chars]
-    unknown = kinds == UNKNOWN
-    if unknown.any():
-        for point in np.unique(chars[unknown]).tolist():
-            char = chr(point)
-            # Marks belong to the letter before them.
-            is_word = char.isalnum() or char == "_" or is_mark(char)
-            KINDS[point] = (
-                IS_WORD * is_word + IS_UNSPACED * is_unspaced(char) + IS_MARK * is_mark(char)
-            )
-        kinds = KINDS[chars]
-    return kinds
-
-
-def _powers(base: int, count: int) -> np.ndarray:
-    """Return the powers 0 to count - 1 of a number, modulo PRIME."""
-    powers = POWERS.get(base, np.ones(1, np.int64))
-    while len(powers) < count:
-        powers = np.concatenate([powers, powers * pow(base, len(powers), PRIME) % PRIME])
-    return powers[:count]
-
-
-POWERS |= {base: _powers(base, NUM_POWERS) for base in (BASE, INVERSE)}
+    spaces = (chars == SPACE).nonzero()[0]
+    next_space = spaces[1:].repeat(spaces[1:] - spaces[:-1])
+    is_gram = (next_space - np.arange(-1, count - 1))[:, None] >= CHAR_LENGTHS
+    windows = np.ndarray((count, 5), np.int64, chars, strides=(8, 8))
+    codes = (windows @ FACTORS)[is_gram] % PRIME
+    rows = np.arange(len(texts)).repeat([len(text) for text in shown])
+    return np.array([rows[is_gram.nonzero()[0]], codes])
 
 
 # Images and videos

@@ -86,15 +86,20 @@ class TfIdf(nn.Module):
             size: Number of samples.
         """
         rows, codes = counted.cpu().numpy()
-        vocabulary = self.codes.cpu().numpy()
-        columns = np.minimum(vocabulary.searchsorted(codes), len(vocabulary) - 1)
-        cells = (rows * len(vocabulary) + columns)[vocabulary[columns] == codes]
-        cells, counts = np.unique(cells, return_counts=True)
+        vocabulary, idf = self.codes.cpu().numpy(), self.idf.cpu().numpy()
+        columns = vocabulary.searchsorted(codes)
+        is_known = vocabulary.take(columns, mode="clip") == codes
+        cells = (rows * len(vocabulary) + columns)[is_known]
+        # As np.unique, which takes three times longer for a short text.
+        cells.sort()
+        is_edge = np.ones(len(cells) + 1, bool)
+        np.not_equal(cells[1:], cells[:-1], out=is_edge[1:-1])
+        edges = is_edge.nonzero()[0]
+        counts, cells = edges[1:] - edges[:-1], cells[edges[:-1]]
         rows, columns = np.divmod(cells, len(vocabulary))
-        idf = self.idf.cpu().numpy()[columns]
-        values = (1 + np.log(counts.astype(np.float32))) * idf
-        squares = np.bincount(rows, values * values, size)
-        return rows, columns, values / np.sqrt(squares)[rows].astype(np.float32)
+        values = (1 + np.log(counts.astype(np.float32))) * idf[columns]
+        norms = np.sqrt(np.bincount(rows, values * values, size)).astype(np.float32)
+        return rows, columns, values / norms[rows]
 
     def forward(self, counted: Tensor, size: int) -> Tensor:
         """Return scores (size, K). `counted` is a block of `Features`."""

@@ -81,7 +81,7 @@ def test_character_ngrams_are_those_of_scikit_learn(kind):
     _, chars = features_of(adapter, batch_of(adapter, TEXTS)).counted
     every: list[str] = []
     for i, text in enumerate(TEXTS):
-        grams = [gram for n in CHAR_LENGTHS.flatten().tolist() for gram in char_ngrams(text, n)]
+        grams = [gram for n in CHAR_LENGTHS.tolist() for gram in char_ngrams(text, n)]
         assert int((chars[0] == i).sum()) == len(grams)
         every += grams
     assert len(chars[1].unique()) == len(set(every))
