@@ -119,7 +119,7 @@ class EarlyFusion(Recorded, nn.Module):
             x = torch.cat([first, x.take_along_dim(places.back[..., None], 1)], 1)
             mask = torch.cat([first_mask, *(part.mask for part in parts)], 1)
             encoded = replace(encoded, x=x, mask=mask, num_real=None)
-        return encoded, self.pool(encoded.x, encoded.mask)
+        return encoded, self.pool(encoded.x, encoded.mask, encoded.num_real)
 
     def _with_late_registers(self, tokens: Tokens, backbone: Encoder) -> Tokens:
         """Apply a backbone, in whose first blocks the late registers are as padding."""

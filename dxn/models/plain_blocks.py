@@ -49,7 +49,7 @@ class PlainBlock(NamedTuple):
         y = self.attn_norm(x) if self.pre_norm else x
         parts = self.qkv(y).view(*shape, sum(self.heads), -1).transpose(1, 2)
         q, k, v = parts.split_with_sizes(self.heads, 1)
-        y = attend(q, k, v, causal=causal).transpose(1, 2).flatten(2).flatten(0, 1)
+        y = attend(q, k, v, causal=causal).transpose(1, 2).reshape(len(x), -1)
         x = x + self.proj(y)
         if not self.pre_norm:
             x = self.attn_norm(x)

@@ -105,11 +105,16 @@ class Pooling(nn.Module):
         span = Span(CLASS, CLASS, 0, self.leading, partial(_nowhere, mask))
         return join([Tokens(x, mask, (span,), num_real), tokens])
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, num_real: int | None = None) -> Tensor:
         """Pool x (B, N, D) with mask (B, N) bool to (B, width).
 
         For a sample without real tokens, the means, max and attention return zeros. The result of
         the other kinds has no meaning.
+
+        Args:
+            x: Encoded tokens.
+            mask: True at real tokens.
+            num_real: Number of real tokens, see `Tokens`.
         """
         if self.kind == "cls":
             return x[:, 0]
@@ -117,6 +122,8 @@ class Pooling(nn.Module):
             return x[:, : self.leading].mean(1)
         if self.kind == "leading_cat":
             return rearrange(x[:, : self.leading], "b k d -> b (k d)")
+        if self.kind == "max" and num_real == mask.numel() and not torch.compiler.is_exporting():
+            return x[:, self.leading :].amax(1)
         # All other kinds exclude the leading tokens from pooling.
         leading = x[:, : self.leading]
         if self.leading:

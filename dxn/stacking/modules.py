@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,11 @@ class TfIdf(nn.Module):
         self.register_buffer("idf", torch.zeros(num_features))
         self.register_buffer("weight", torch.zeros(num_features, num_outputs))
 
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The codes, idf and weight. On a CPU, they share the memory of the buffers."""
+        return self.codes.cpu().numpy(), self.idf.cpu().numpy(), self.weight.cpu().numpy()
+
     def entries(self, counted: Tensor, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the row, the column and the value of each entry of the matrix (size, F).
 
@@ -86,7 +92,7 @@ class TfIdf(nn.Module):
             size: Number of samples.
         """
         rows, codes = counted.cpu().numpy()
-        vocabulary, idf = self.codes.cpu().numpy(), self.idf.cpu().numpy()
+        vocabulary, idf, _ = self.arrays
         columns = vocabulary.searchsorted(codes)
         is_known = vocabulary.take(columns, mode="clip") == codes
         cells = (rows * len(vocabulary) + columns)[is_known]
@@ -106,7 +112,7 @@ class TfIdf(nn.Module):
         rows, columns, values = self.entries(counted, size)
         if size == 1 and self.weight.device.type == "cpu":
             # The operation below takes longer to start.
-            return torch.from_numpy(values @ self.weight.numpy()[columns])[None]
+            return torch.from_numpy(values @ self.arrays[2][columns])[None]
         # The entries are sorted by row, as embedding_bag needs it.
         offsets = rows.searchsorted(np.arange(size))
         columns, values, offsets = (

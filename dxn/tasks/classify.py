@@ -172,11 +172,9 @@ class Classify(HeadOptions, Task[Class]):
 
     def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the most probable class, and the probability of each class."""
-        labels = self.target.labels
-        return {
-            "prediction": labels[int(prediction.argmax())],
-            "probabilities": dict(zip(labels, prediction.tolist(), strict=True)),
-        }
+        probabilities = dict(zip(self.target.labels, prediction.tolist(), strict=True))
+        best = max(probabilities, key=probabilities.__getitem__)
+        return {"prediction": best, "probabilities": probabilities}
 
     def columns(
         self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None

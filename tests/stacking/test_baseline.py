@@ -308,6 +308,23 @@ def test_the_saved_model_contains_the_baseline(run):
     assert model.embed(text="x").shape == (16,)
 
 
+def test_a_text_has_the_answer_of_a_batch(run):
+    model = dxn.load(run[0])
+    texts = [
+        "an awful day",
+        "a fine, FINE film\n",
+        "unheard-of",
+        "好看的电影 fine",
+        "cafe\u0301 " * 300,
+        "?",
+        "the film " + "x" * 99,
+    ]
+    samples = [{"text": text} for text in texts]
+    for sample, together in zip(samples, model.predict_many(samples), strict=True):
+        alone = model.predict(**sample)["probabilities"]
+        assert alone == pytest.approx(together["probabilities"], abs=1e-5)
+
+
 def test_the_report_and_the_attention_say_that_a_baseline_decides_too(run, tmp_path, capsys):
     folder, metrics, _ = run
     own, other = metrics["mix"]

@@ -122,6 +122,14 @@ def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):
     assert not Counter(singles) - Counter(counted[0])
 
 
+def test_saved_models_know_the_codes_of_a_text():
+    batch = {"text": ["Ab c!", "茶"], "ids": torch.zeros(2, 1)}
+    words, grams = features_of(text_adapter("word"), batch).counted
+    assert occurrences(words, 2) == [[33, 99, 98000391, 688814879], [33590]]
+    assert [codes[-1] for codes in occurrences(grams, 2)] == [2063280824, 1916022438]
+    assert [len(codes) for codes in occurrences(grams, 2)] == [12, 3]
+
+
 @pytest.mark.parametrize("raw", ["", [], [""]])
 def test_an_empty_text_has_no_features_but_is_prepared(raw):
     adapter = text_adapter("word")
