@@ -23,6 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 BODY_HEADERS = (b"content-length", b"transfer-encoding")
 PORTS = {"http": 80, "https": 443}
 MAX_HEADERS = 32_000  # bytes
+LONG_HEADERS = f"the headers have more than {MAX_HEADERS:,} bytes; send shorter ones"
 REST_SECONDS = 5.0  # in which the rest of a body that is refused can arrive
 # Paths that need no key: whether the server is alive, and the pages, which ask for the key.
 OPEN = ("/", "/docs", "/health")
@@ -123,9 +124,7 @@ class Guard:
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         # uvicorn limits only headers that arrive in several parts.
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
-            raise Refusal(
-                431, f"the headers have more than {MAX_HEADERS:,} bytes; send shorter ones"
-            )
+            raise Refusal(431, LONG_HEADERS)
         # A proxy in front may use the other one to tell where the next request begins (RFC 9112).
         if all(name in headers for name in BODY_HEADERS):
             raise Refusal(

@@ -14,10 +14,10 @@ from typing import Any
 import h11
 import uvicorn
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from dxn.serve.answers import Refusal, error_answer
-from dxn.serve.guard import MAX_HEADERS, SECURITY_HEADERS
+from dxn.serve.guard import LONG_HEADERS, MAX_HEADERS, SECURITY_HEADERS
 from dxn.serve.options import ServeOptions
 
 KEEP_ALIVE = 30  # seconds without a request after which a connection is closed
@@ -75,15 +75,19 @@ class Protocol(H11Protocol):
         """Answer what is no request of HTTP in the form of the other errors."""
         error = sys.exception()
         assert isinstance(error, h11.RemoteProtocolError)
-        refusal = Refusal(error.error_status_hint, f"the request is not valid HTTP ({error})")
+        # What follows the colon is a part of the request.
+        refusal = Refusal(400, f"the request is not valid HTTP ({str(error).partition(':')[0]})")
+        if error.error_status_hint == 431:
+            refusal = Refusal(431, LONG_HEADERS)
         answer = error_answer(refusal, "")
+        status = answer.status_code
         headers = [*answer.raw_headers, *SECURITY_HEADERS, CLOSE_HEADER]
-        start = h11.Response(status_code=answer.status_code, headers=headers)
+        start = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
         app: Any = self.config.app
-        app.state.service.metrics.observe_request("", answer.status_code, 0.0)
+        app.state.service.metrics.observe_request("", status, 0.0)
 
     def _check(self, before: Any = None) -> None:
         """Close the connection if it still waits for the client as at the last call."""

@@ -127,6 +127,11 @@ def test_a_client_that_sends_its_whole_body_first_reads_why_it_is_refused(predic
         body = b" " * 9_000_000
         received, error = exchange(url, head + b"Connection: close\r\n\r\n" + body)
         assert received.startswith(b"HTTP/1.1 413") and error["type"] == "too_large"
+        # A body that is not needed is not read as the next request.
+        first = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3\r\n\r\nabc"
+        last = b"POST /none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        received, _ = exchange(url, first + last)
+        assert received.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 404" in received
         # Where this one ends is not known.
         both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         received, _ = exchange(url, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + both)

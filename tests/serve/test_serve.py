@@ -696,12 +696,6 @@ def test_no_part_of_a_form_is_left_out_because_its_end_is_missing(client, caplog
     assert not caplog.records
 
 
-def test_a_connection_is_closed_if_its_answer_comes_before_the_end_of_its_request(client):
-    answer = client.request("GET", "/health", content=b"never read")
-    assert answer.headers["connection"] == "close"
-    assert "connection" not in client.get("/health").headers
-
-
 def test_an_origin_that_is_no_url_is_refused(client):
     assert client.get("/health", headers={"Origin": "http://["}).status_code == 403
 
