@@ -130,8 +130,7 @@ def comparison_lines(runs: Sequence[ComparedRun]) -> list[str]:
             "note: the runs were evaluated on different splits"
             + (shown if _validation_figures(runs) else "")
         )
-    # A trial of a search is not evaluated.
-    elif len(counts := {run.results.evaluated for run in runs} - {0}) > 1:
+    elif len(counts := {run.results.evaluated for run in runs}) > 1:
         shown = " and ".join(f"{number:,}" for number in sorted(counts))
         lines.append(f"note: the runs were evaluated on different numbers of rows: {shown}")
     return [*lines, *(_test(runs[0], other) for other in runs[1:])]

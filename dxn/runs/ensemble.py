@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -80,6 +81,7 @@ def train_ensemble(settings: Settings) -> Trained:
     device = connected(settings)
     folder = from_first(lambda: ensemble_folder(settings))
     runs = _members(settings, folder, size)
+    started = perf_counter()
     trained: list[Trained] = []
     with ExitStack() as stack:
         for number, run in enumerate(runs):
@@ -90,7 +92,8 @@ def train_ensemble(settings: Settings) -> Trained:
             # All members have the tokenizers and labels of the first one.
             fitted_from = member_folder(folder, 0) if number else None
             try:
-                trained.append(train_one(run, members=size, fitted_from=fitted_from))
+                spent = len(trained), perf_counter() - started
+                trained.append(train_one(run, members=size, spent=spent, fitted_from=fitted_from))
             except Interrupted as error:
                 raise Interrupted(
                     f"member {number + 1} of {size} was interrupted; continue with: "

@@ -40,6 +40,8 @@ MAIN_TASK_ONLY = {
     "mixup": 0.0,
 }
 
+LATE = 0.1  # of the time limit, from which a note says so
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -60,6 +62,7 @@ def train_one(
     settings: Settings,
     *,
     members: int = 1,
+    spent: tuple[int, float] = (0, 0.0),
     fitted_from: Path | None = None,
     on_epoch: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
@@ -68,6 +71,8 @@ def train_one(
     Args:
         settings: The settings.
         members: Number of models of the ensemble that the model is a member of.
+        spent: Number of members that were trained before, and their seconds. If they took longer
+            than their part of the time limit, this one has less time.
         fitted_from: Run folder whose tokenizers and labels the model uses. Default: it has its own.
         on_epoch: Callback with the number of each epoch but the last one, the number of all epochs
             and the monitored metric. The model of such a trial is not evaluated: resuming the run
@@ -98,6 +103,15 @@ def train_one(
                 print_line(
                     f"note: reading took {duration(limit.before)} of the time limit of "
                     f"{duration(limit.seconds)}"
+                )
+            number, seconds = spent
+            late = from_first(lambda: seconds - number * limit.seconds)
+            if late > 0:
+                limit = replace(limit, before=limit.before + late)
+            if late > LATE * limit.seconds:
+                print_line(
+                    f"note: the earlier members took {duration(late)} longer than their part of "
+                    "the time limit, so this one has less time"
                 )
             if run.pretraining is not None:
                 is_resumed = is_resumed and has_checkpoint(run.folder)
@@ -151,6 +165,8 @@ def train_one(
             if on_epoch is not None:
                 figures = best_figures(run.folder, state)
                 results = results_of(run, run.model, task, figures, state)
+                count = state.validated or len(run.validation_samples(task) or ())
+                results = results.model_copy(update={"evaluated": count})
                 if trainer.hardware.is_main:
                     results.write(run.folder, VALIDATION)
             else:

@@ -69,7 +69,7 @@ MAX_ROWS = 20  # of the printed table
 HEARTBEAT, GRACE = 20, 60
 # What Optuna stores about a trial, besides its values.
 EPOCHS, FOLDER, HOST, LOSS, ERROR, REPEATS = "epochs", "folder", "host", "loss", "error", "repeats"
-PROCESS = "process"
+PROCESS, VALIDATED = "process", "validated"
 SPACE, FIXED = "space", "fixed"  # what it stores about the study
 GRID = "grid"
 
@@ -499,6 +499,7 @@ class Search:
         trial.report(value, results.epochs or 0)
         trial.set_user_attr(EPOCHS, results.epochs)
         trial.set_user_attr(LOSS, loss)
+        trial.set_user_attr(VALIDATED, results.evaluated)
         return value
 
     def _start(self, trial: optuna.Trial, options: Mapping[str, str]) -> Settings:
@@ -605,6 +606,14 @@ class Search:
         states = [trial.state.name.lower() for trial in self.finished()]
         numbers = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         print_line(f"{count(len(states), 'trial')} ({numbers}); best by validation: *")
+        counts = {trial.user_attrs[VALIDATED] for trials in settings for trial in trials}
+        if len(counts) > 1:
+            shown = " and ".join(f"{number:,}" for number in sorted(counts))
+            print_line(
+                f"warning: the trials were validated on different numbers of rows ({shown}), "
+                "because the time limit had no time for all; set a higher trainer.max_minutes to "
+                "compare them"
+            )
 
     def _draw(self) -> None:
         """Draw the value of each trial by each searched option."""

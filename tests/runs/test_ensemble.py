@@ -46,6 +46,14 @@ def members_of(folder, count=2):
     return [folder / "members" / str(i) for i in range(count)]
 
 
+def test_a_member_has_less_time_if_the_earlier_ones_took_too_long(table, monkeypatch, capsys):
+    times = iter([0.0, 0.0, 500.0])
+    monkeypatch.setattr("dxn.runs.ensemble.perf_counter", lambda: next(times))
+    train(table.parent / "late", str(table), "target=label", *OPTIONS, LIMIT)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the earlier members took 3 min 50 s longer than their part of the time limit" in printed
+
+
 # Combining outputs
 
 

@@ -282,6 +282,15 @@ def test_a_wrong_space_is_one_sentence(word, message):
     assert str(error.value).startswith(message)
 
 
+def test_trials_that_are_validated_on_different_rows_are_named(table, monkeypatch, capsys):
+    counts = iter([9, 12])
+    monkeypatch.setattr("dxn.training.loop.fitting", lambda *_: next(counts))
+    rows = search(table, "optimizer.lr=0.001,0.01", "sampler=grid", "trainer.max_minutes=5")
+    assert sorted(row["validated"] for row in rows) == ["12", "9"]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the trials were validated on different numbers of rows (9 and 12)" in printed
+
+
 def test_a_grid_has_all_values_of_a_range():
     _, (steps, whole, free) = split(["x=0..0.3:0.1", "depth=2..4", "lr=0..1"])
     assert steps.grid() == ["0", "0.1", "0.2", "0.3"]
