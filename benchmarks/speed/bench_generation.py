@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
 from dxn.models import (
+    Backbone,
     LanguageModel,
     Memory,
     MultimodalModel,
@@ -86,7 +87,7 @@ def _continuation(
     _check_ids([hypothesis.ids for hypothesis in found], expected)
     device, dtype = options.device, options.dtype
     model, peer, prompt = model.to(device), peer.to(device, dtype), prompt.to(device)
-    convert(model, dtype)
+    _optimize(model, dtype)
     language = LanguageModel(model)
 
     def ours() -> None:
@@ -168,7 +169,7 @@ def _answers(
     theirs = {name: part.to(device) for name, part in theirs.items()}
     theirs = {n: part.to(dtype) if part.is_floating_point() else part for n, part in theirs.items()}
     peer = peer.to(device, dtype)
-    convert(model.to(device), dtype)
+    _optimize(model.to(device), dtype)
 
     def call() -> None:
         write(NEW)
@@ -199,7 +200,7 @@ def translation(options: Options) -> Work:
     _check_ids(_translated_by_dxn(model, first), _translated(peer, first))
     device, dtype = options.device, options.dtype
     peer = peer.to(device, dtype)
-    convert(model.to(device), dtype)
+    _optimize(model.to(device), dtype)
     batches = [batch.to(device) for batch in batches]
 
     def translate() -> None:
@@ -254,6 +255,14 @@ def _model_of_dxn(peer: Any, folder: Path) -> MultimodalModel:
     model = build_model(public)
     public.fill(model)
     return model.eval()
+
+
+def _optimize(model: MultimodalModel, dtype: torch.dtype) -> None:
+    """Convert the model as `Predictor` does."""
+    convert(model, dtype)
+    for module in model.modules():
+        if isinstance(module, Backbone):
+            module.prepare()
 
 
 @torch.inference_mode()

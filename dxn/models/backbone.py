@@ -192,8 +192,8 @@ class Backbone(Recorded, nn.Module):
         """
         from dxn.models.plain_blocks import plain_blocks  # a training does not need it
 
-        if not (self.uses_positions or self.cross or self.training):
-            self.plain = plain_blocks(self.blocks, causal=self.causal)
+        if not self.training:
+            self.plain = plain_blocks(self.blocks)
 
     def forward(self, tokens: Tokens) -> Tokens:
         """Apply all blocks and the final norm to Tokens (B, N, D)."""
@@ -235,9 +235,12 @@ class Backbone(Recorded, nn.Module):
                 f"got cross={self.cross} and {received}"
             )
         has_no_padding = is_full(mask, num_real)
-        is_plain = has_no_padding and caches is None and not self.training
-        if is_plain and self.plain is not None and self.plain.can_run:
-            return self.plain.run(x, start, stop)
+        plain = None if self.training or self.plain is None else self.plain
+        if plain is not None and not plain.can_run:
+            plain = None
+        needs_groups = self.uses_positions or memory is not None or caches is not None
+        if plain is not None and has_no_padding and not needs_groups:
+            return plain.run(x, start, stop, causal=self.causal)
         packing = None
         # Generation has no padding to remove, and few tokens.
         if self.packed and caches is None and not has_no_padding:
@@ -278,7 +281,8 @@ class Backbone(Recorded, nn.Module):
             for limits in set(self.limits[start:stop])
         }
         # A slice of a ModuleList would register all modules of a new one.
-        for layer, block in enumerate(list(self.blocks)[start:stop], start):
+        blocks = list(self.blocks) if plain is None or packing is not None else plain.blocks
+        for layer, block in enumerate(blocks[start:stop], start):
             groups = by_limits[self.limits[layer]]
             cache = caches[layer] if caches is not None else None
             # Checkpointing needs no cache: caches are used only for generation, not for training.

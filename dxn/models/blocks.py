@@ -338,7 +338,7 @@ class Block(nn.Module):
             x = x + (self.attn_out_dropout(branch, keys) if self.training else branch)
             x = x if self.pre_norm else self.attn_norm(x)
             query = self.cross_norm(x) if self.pre_norm else x
-            branch = self.cross_out(self._cross(self.cross, query, groups, memory, cache))
+            branch = self.cross_out(self.attend_to_memory(self.cross, query, groups, memory, cache))
         if self.compiled:
             return compiling.call(Block.finish, self, x, branch, keys)
         return self.finish(x, branch, keys)
@@ -361,7 +361,7 @@ class Block(nn.Module):
         x = x + (self.mlp_out_dropout(branch, keys) if self.training else branch)
         return x if self.pre_norm else self.mlp_norm(x)
 
-    def _cross(
+    def attend_to_memory(
         self,
         cross: CrossAttention,
         x: Tensor,

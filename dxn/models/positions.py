@@ -158,7 +158,9 @@ def apply_rope(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
 
     If there are factors for fewer features, only the first ones are rotated.
     """
-    cos, sin = (factor.to(x.dtype) for factor in factors)
+    cos, sin = factors
+    if cos.dtype != x.dtype:
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     width = cos.shape[-1]
     first = x if width == x.shape[-1] else x[..., :width]
     rotated = torch.addcmul(first * cos, first.roll(width // 2, -1), sin)

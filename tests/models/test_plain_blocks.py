@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from dxn.models import Backbone
+from dxn.models import Backbone, Memory
 from dxn.models.blocks import BlockOptions, Mlp, NormOptions, PositionOptions
+from dxn.models.decoding.decoder import KVCache
 from dxn.models.inference import LowLinear
 from dxn.viz.rollout import recorded
 
@@ -27,6 +28,11 @@ def prepared(**options) -> Backbone:
         {"norm": NormOptions(kind="rms", input_norm=False)},
         {"block": BlockOptions(bias=False)},
         {"block": BlockOptions(mlp="relu", num_kv_heads=2, head_dim=5, hidden_dim=17)},
+        {"block": BlockOptions(mlp="swiglu")},
+        {"position": PositionOptions(kind="alibi")},
+        {"position": PositionOptions(windows=[2])},
+        {"cross": True},
+        {"cross": True, "norm": NormOptions(place="post")},
     ],
 )
 @pytest.mark.parametrize("part", [(0, None), (1, 2)])
@@ -34,26 +40,50 @@ def test_plain_blocks_give_the_same_numbers_as_modules(options, part):
     backbone = prepared(**options)
     assert backbone.plain is not None
     x = torch.randn(B, N, D)
-    plain = backbone.run(x, MASK, *part)
+    memory = Memory(torch.randn(B, 3, D), None) if backbone.cross else None
+    plain = backbone.run(x, MASK, *part, memory=memory)
     backbone.plain = None
-    assert torch.equal(plain, backbone.run(x, MASK, *part))
+    assert torch.equal(plain, backbone.run(x, MASK, *part, memory=memory))
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"norm": NormOptions(place="both")},
-        {"block": BlockOptions(mlp="swiglu")},
         {"block": BlockOptions(qk_norm=True)},
         {"block": BlockOptions(score="cosine")},
         {"block": BlockOptions(layer_scale=0.1)},
-        {"position": PositionOptions(kind="alibi")},
-        {"position": PositionOptions(windows=[2])},
-        {"cross": True},
     ],
 )
 def test_blocks_with_further_parts_keep_their_modules(options):
     assert prepared(**options).plain is None
+
+
+@pytest.mark.parametrize("kind", ["none", "rotary", "buckets"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_plain_blocks_continue_sequences_of_different_lengths_like_modules(kind, cross):
+    backbone = prepared(
+        causal=True,
+        cross=cross,
+        norm=NormOptions(kind="rms"),
+        block=BlockOptions(mlp="swiglu", num_kv_heads=2, head_dim=6),
+        position=PositionOptions(kind=kind),
+    )
+    x, new = torch.randn(B, N, D), torch.randn(2, B, 1, D)
+    lengths = torch.tensor([[4], [N]])
+    memory = Memory(torch.randn(B, 3, D), None) if cross else None
+
+    def steps() -> list[torch.Tensor]:
+        caches = [KVCache() for _ in backbone.blocks]
+        return [
+            backbone.run(step, torch.arange(N + i) < lengths + i, memory=memory, caches=caches)
+            for i, step in enumerate([x, *new])
+        ]
+
+    plain = steps()
+    assert backbone.plain is not None
+    backbone.plain = None
+    assert all(map(torch.equal, plain, steps()))
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])

@@ -99,8 +99,12 @@ class KVCache:
         if room:
             key_room, value_room = (F.pad(part, (0, 0, 0, room)) for part in self._tokens)
             self._tokens = key_room, value_room
+        rows, columns = group.cells
         for part, new in zip(self._tokens, (key, value), strict=True):
-            part.transpose(1, 2)[group.cells] = new.transpose(1, 2)
+            if isinstance(columns, slice):
+                part[:, :, columns] = new
+            else:
+                part.transpose(1, 2)[rows, columns] = new.transpose(1, 2)
         return self._tokens
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
