@@ -23,6 +23,8 @@ import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from dxn.core.schema import checked
+
 Rate = Annotated[float, Interval(ge=0, lt=1)]  # probability of a dropout in a configuration
 # The patterns of a step: ROWS rows of WIDTH factors. Each token and each WIDTH of its features use
 # one of the rows, so a step needs few random numbers, however many features are dropped.
@@ -135,10 +137,9 @@ class Dropout(nn.Module):
             (stochastic depth, arXiv:1603.09382).
     """
 
-    def __init__(self, rate: float, drop_path: float = 0.0):
+    @checked
+    def __init__(self, rate: Rate, drop_path: Rate = 0.0):
         super().__init__()
-        check_rate("dropout", rate)
-        check_rate("drop_path", drop_path)
         self.rate = rate
         self.drop_path = drop_path
         self.layer = next(_layers)
@@ -167,12 +168,6 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Show the rates when the module is printed."""
         return f"{self.rate}" + (f", drop_path={self.drop_path}" if self.drop_path else "")
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Raise a ValueError if the dropout probability `name` is outside [0, 1)."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {rate}")
 
 
 def keep_mask(draws: Tensor, rate: float) -> Tensor:

@@ -47,9 +47,15 @@ def class_path(cls: Callable[..., Any]) -> str:
 
 
 class Recorded:
-    """Remembers the arguments of its constructor, so that a model made of it can be saved."""
+    """Remembers the arguments of its constructor, so that a model made of it can be saved.
+
+    Arguments whose types list their values, or limit them, are checked.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        from dxn.core.schema import check_arguments  # pydantic takes time to import
+
+        check_arguments(cls, _named(cls, args, kwargs))
         part = super().__new__(cls)
         # Not an attribute of a module, which would register modules among the arguments again.
         named = {name: _kept(value) for name, value in kwargs.items()}

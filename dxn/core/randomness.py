@@ -68,9 +68,3 @@ def spaced_rows(size: int, count: int) -> Sequence[int]:
 def evenly_spaced(values: Sequence[Value], count: int) -> Iterator[Value]:
     """Yield the values of `spaced_rows`, one by one, because reading one can read a file."""
     return (values[i] for i in spaced_rows(len(values), count))
-
-
-def check_probability(name: str, value: float) -> None:
-    """Raise a ValueError if the option `name` is outside [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a probability from 0 to 1, got {value}")

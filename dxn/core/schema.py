@@ -9,11 +9,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, dataclass_transform
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from dxn.core.errors import UserError
@@ -46,6 +47,7 @@ SENTENCES = {
 
 Schema = TypeVar("Schema", bound=BaseModel)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Strict(BaseModel):
@@ -105,6 +107,62 @@ def options(cls: type[T]) -> type[T]:
 
     checked.__init__ = initialize_checked
     return checked
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function, or a constructor, check its arguments as `check_arguments` does."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        # A wrong number of arguments is an error of the function itself.
+        check_arguments(function, signature.bind_partial(*args, **kwargs).arguments)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Check arguments of a function or class whose types list their values or limit them.
+
+    Raises:
+        ValueError: If a value does not fit its type.
+    """
+    for name, adapter in _limited(function).items():
+        if name not in arguments:
+            continue
+        try:
+            adapter.validate_python(arguments[name])
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            # The place in a value of one of several types starts with the name of the type.
+            place = () if "union" in adapter.core_schema["type"] else problem["loc"]
+            raise ValueError(_problem({**problem, "loc": (name, *place)})) from None
+
+
+@functools.cache
+def _limited(function: Callable[..., Any]) -> dict[str, TypeAdapter]:
+    """Return the types of the parameters of a function or class that list values or limit them."""
+    # The fields of a dataclass can be from several modules.
+    is_constructed = isinstance(function, type) and not dataclasses.is_dataclass(function)
+    source: Any = function.__init__ if is_constructed else function
+    try:
+        hints = typing.get_type_hints(source, include_extras=True)
+    except NameError:  # a type that is only imported for type checkers
+        return {}
+    names = inspect.signature(function).parameters
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    return {
+        name: TypeAdapter(hint, config=config)
+        for name, hint in hints.items()
+        if name in names and _has_limit(hint)
+    }
+
+
+def _has_limit(hint: Any) -> bool:
+    if typing.get_origin(hint) in (Literal, Annotated):
+        return True
+    return any(map(_has_limit, typing.get_args(hint)))
 
 
 def _problem(problem: Mapping[str, Any]) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor, nn
 
-from dxn.core.dropout import check_rate
+from dxn.core.dropout import Rate
+from dxn.core.schema import checked
 from dxn.models.positions import apply_rope
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Attention(nn.Module):
         score_softcap: Limit of the scores. Default: no limit.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -104,7 +106,7 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         bias: bool = True,
         qkv_bias: bool | None = None,
         norm: Callable[[int], nn.Module] | None = None,
@@ -114,7 +116,6 @@ class Attention(nn.Module):
         score_softcap: float | None = None,
     ):
         super().__init__()
-        check_rate("attn_dropout", dropout)
         kv_heads, head_dim = head_sizes(dim, num_heads, num_kv_heads, head_dim)
         self.num_heads = num_heads
         self.dropout = dropout
@@ -217,11 +218,7 @@ def attend(
 
     Returns:
         (..., M, e).
-
-    Raises:
-        ValueError: If dropout is outside [0, 1).
     """
-    check_rate("dropout", dropout)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         # The fused kernels require the dtype of the query, which is bf16 under autocast.
         attn_mask = attn_mask.to(query.dtype)
@@ -357,6 +354,7 @@ class Score(nn.Module):
         ValueError: If kind is not a ScoreKind, or has no scale.
     """
 
+    @checked
     def __init__(
         self,
         kind: ScoreKind,
@@ -366,8 +364,6 @@ class Score(nn.Module):
         softcap: float | None = None,
     ):
         super().__init__()
-        if kind not in get_args(ScoreKind):
-            raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
         if scale is not None and kind != "scaled_dot":
             raise ValueError(f"score_scale needs score=scaled_dot, got {kind}: remove one of them")
         self.kind: ScoreKind = kind

@@ -67,8 +67,6 @@ class Backbone(Recorded, nn.Module):
         activation_checkpointing: bool = False,
     ):
         super().__init__()
-        if depth < 0:
-            raise ValueError(f"depth must be at least 0, got {depth}")
         if block.hidden_dim is not None and mlp_ratio != DEFAULT_RATIO:
             raise ValueError(
                 f"mlp_ratio has no effect with block.hidden_dim, got {mlp_ratio} and "

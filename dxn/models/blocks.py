@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Keys, Rate
-from dxn.core.schema import options
+from dxn.core.schema import checked, options
 from dxn.models import compiling
 from dxn.models.attention import Attention, Group, ScoreKind
 
@@ -212,6 +212,7 @@ class Mlp(nn.Module):
         bias: Add a bias to the linear layers.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -223,8 +224,6 @@ class Mlp(nn.Module):
         bias: bool = True,
     ):
         super().__init__()
-        if mlp not in ACTIVATIONS:
-            raise ValueError(f"mlp must be one of {', '.join(ACTIVATIONS)}, got {mlp!r}")
         self.gated = mlp in GATED
         self.act = ACTIVATIONS[mlp]
         if hidden_dim is None:

@@ -8,7 +8,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import check_rate
+from dxn.core.dropout import Rate
+from dxn.core.schema import checked
 from dxn.models.attention import Group, Score, ScoreKind, attend, attention_weights, head_sizes
 
 
@@ -19,6 +20,7 @@ class CrossAttention(nn.Module):
     normalized.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -26,7 +28,7 @@ class CrossAttention(nn.Module):
         num_heads: int,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         bias: bool = True,
         qkv_bias: bool | None = None,
         score: ScoreKind = "scaled_dot",
@@ -34,7 +36,6 @@ class CrossAttention(nn.Module):
         score_softcap: float | None = None,
     ):
         super().__init__()
-        check_rate("attn_dropout", dropout)
         self.num_kv_heads, head_dim = head_sizes(dim, num_heads, num_kv_heads, head_dim)
         self.num_heads = num_heads
         self.dropout = dropout

@@ -108,8 +108,6 @@ class BottleneckFusion(Recorded, nn.Module):
         start: Annotated[int, Ge(0)] = 0,
     ):
         super().__init__()
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
         self.inputs = tuple(inputs)
         self.input_embedding = InputEmbedding(dim, inputs) if len(inputs) > 1 else None
         self.pool = Pooling(pool, dim, registers=registers, map=map)

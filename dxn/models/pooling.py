@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, MinLen
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.core.schema import options
+from dxn.core.schema import checked, options
 from dxn.core.tokens import Span, Tokens, join
 from dxn.models.blocks import Mlp, MlpKind
 
 # Kinds without weights and class token, of which several can be concatenated.
 Simple = Literal["mean", "max", "first", "last", "mean_sqrt", "mean_linear"]
-Pool = Simple | Literal["cls", "attention", "map", "cls_mean", "leading", "leading_cat"]
-Pools = Pool | Sequence[Simple]
-POOLS = (*get_args(Simple), *get_args(get_args(Pool)[-1]))
+Pool = Literal[Simple, "cls", "attention", "map", "cls_mean", "leading", "leading_cat"]
+Pools = Pool | Annotated[Sequence[Simple], MinLen(1)]
 WITH_CLASS = ("cls", "cls_mean", "leading", "leading_cat")  # kinds that need a class token
 CLASS = "class"  # name and modality of the span of the class token and the registers
 MASKED_SCORE = -1e9  # as -inf for a softmax, but a row without real tokens does not become NaN
@@ -61,17 +60,16 @@ class Pooling(nn.Module):
         map: Options of the kind map.
     """
 
+    @checked
     def __init__(
-        self, kind: Pools, dim: int, *, registers: int = 0, map: MapOptions = MapOptions()
+        self,
+        kind: Pools,
+        dim: int,
+        *,
+        registers: Annotated[int, Ge(0)] = 0,
+        map: MapOptions = MapOptions(),
     ):
         super().__init__()
-        if isinstance(kind, str) and kind not in POOLS:
-            raise ValueError(f"pool must be one of {', '.join(POOLS)}, got {kind!r}")
-        if not isinstance(kind, str) and not (kind and set(kind) <= set(get_args(Simple))):
-            names = ", ".join(get_args(Simple))
-            raise ValueError(f"a list of pool must have some of {names}, got {list(kind)}")
-        if registers < 0:
-            raise ValueError(f"registers must be at least 0, got {registers}")
         self.kind: Pools = kind if isinstance(kind, str) else tuple(kind)
         if kind == "attention":
             self.score = nn.Linear(dim, 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from einops import repeat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -45,12 +46,11 @@ class Recurrent(Recorded, nn.Module):
         dim: int = 128,
         *,
         cell: CellKind = "gru",
-        depth: int = 1,
+        depth: Annotated[int, Ge(1)] = 1,
         bidirectional: bool = True,
         dropout: Rate = 0.0,
     ):
         super().__init__()
-        check_cell(cell, depth)
         if bidirectional and dim % 2:
             raise ValueError(f"dim must be even for a bidirectional encoder, got {dim}")
         self.dim = dim
@@ -138,18 +138,6 @@ def unpack(packed: PackedSequence, mask: Tensor) -> Tensor:
     x, _ = pad_packed_sequence(packed, batch_first=True)
     x = x.gather(1, repeat(token_index(mask), "b n -> b n d", d=x.shape[-1]))
     return x.masked_fill(~mask[..., None], 0)
-
-
-def check_cell(cell: str, depth: int) -> None:
-    """Check the options that recurrent encoders and decoders have in common.
-
-    Raises:
-        ValueError: If cell is not a CellKind, or depth is less than 1.
-    """
-    if cell not in CELLS:
-        raise ValueError(f"cell must be {' or '.join(CELLS)}, got {cell!r}")
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
 
 
 def step(block: Any, inputs: Tensor, state: State) -> State:

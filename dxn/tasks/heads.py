@@ -97,9 +97,6 @@ class PreHead(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if hidden not in ACTIVATIONS:
-            choices = ", ".join(ACTIVATIONS)
-            raise ValueError(f"hidden must be one of {choices}, got {hidden!r}")
         # A layer that is turned off is an nn.Identity, so that the parameter names of the other
         # layers do not depend on the options.
         has_layer = hidden != "none"

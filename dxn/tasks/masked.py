@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
+from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.output_layer import set_unregistered
@@ -191,12 +193,12 @@ class Masked(PerInput[MaskedInputs]):
 
     name = "masked"
 
-    def __init__(self, *, mask_ratio: Mapping[str, float] = MappingProxyType({}), span: int = SPAN):
-        for name, ratio in mask_ratio.items():
-            if not 0 <= ratio < 1:
-                raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")
-        if span < 1:
-            raise ValueError(f"span must be at least 1, got {span}")
+    def __init__(
+        self,
+        *,
+        mask_ratio: Mapping[str, Rate] = MappingProxyType({}),
+        span: Annotated[int, Ge(1)] = SPAN,
+    ):
         self.target = MaskedInputs(mask_ratio, span)
         self.metric = InputMetric(self.target)
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -118,8 +118,6 @@ class CodeAdapter(Adapter):
                 f"{codec.reader.modality} inputs ({codec.input})"
             )
         self.dim = dim
-        if read not in get_args(ReadKind):
-            raise ValueError(f"read: must be values or codes, got {read!r}")
         if read == "codes":
             self.embed = CodeEmbedding(dim, codec, dropout=dropout)
         else:

@@ -158,10 +158,6 @@ class PatchMasking(Masking):
     is_standardized: bool = False
     stem_pads_end: bool = False
 
-    def __post_init__(self):
-        if self.span is not None and self.span < 1:
-            raise ValueError(f"span must be at least 1, got {self.span}")
-
     @property
     def num_outputs(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Number K of values of a patch."""

@@ -3,13 +3,14 @@
 Rotary and ALiBi positions act inside the attention, so the backbone provides them.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.core.schema import checked
 from dxn.core.tokens import can_read, sinusoidal
 
 PosEmbedKind = Literal["learned", "sinusoidal", "none"]
@@ -24,10 +25,9 @@ class PosEmbed1d(nn.Module):
         max_len: Number of learned positions. The other kinds have no limit.
     """
 
+    @checked
     def __init__(self, kind: PosEmbedKind, *, dim: int, max_len: int):
         super().__init__()
-        if kind not in get_args(PosEmbedKind):
-            raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {kind!r}")
         self.kind = kind
         self.dim = dim
         self.max_len = max_len
@@ -94,6 +94,7 @@ class PosEmbed2d(nn.Module):
             duration: a shorter sequence has the first of the learned positions.
     """
 
+    @checked
     def __init__(
         self,
         kind: PosEmbedKind,
@@ -104,8 +105,6 @@ class PosEmbed2d(nn.Module):
         is_time: bool = False,
     ):
         super().__init__()
-        if kind not in get_args(PosEmbedKind):
-            raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {kind!r}")
         self.kind = kind
         self.dim = dim
         self.antialias = antialias

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
-from dxn.core.dropout import Rate, check_rate
+from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.schema import checked
 from dxn.core.tokens import matmul_dtype
 from dxn.models.fusion import shared_name
 from dxn.models.inference import TINY, to_int8
@@ -64,6 +65,7 @@ class Finetune:
         ValueError: If an option is out of range.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -77,11 +79,8 @@ class Finetune:
     ):
         if isinstance(freeze, int) and freeze < 0:
             raise ValueError(f"freeze must be all, null or at least 0, got {freeze}")
-        if lora_rank < 0:
-            raise ValueError(f"lora_rank must be at least 0, got {lora_rank}")
         if lora_rank and not lora_targets:
             raise ValueError("lora_targets must name at least one linear layer if lora_rank is set")
-        check_rate("lora_dropout", lora_dropout)
         self.freeze = freeze
         self.frozen = () if isinstance(freeze, str) or not isinstance(freeze, Sequence) else freeze
         self.base: FrozenKind | None = base

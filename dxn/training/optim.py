@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw as adamw_step
 
+from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.core.runtime import choose_bf16
+from dxn.core.schema import checked
 from dxn.models.attention import Attention
 from dxn.models.blocks import Mlp
 from dxn.models.fusion import shared_name
@@ -51,20 +55,25 @@ EMBEDDING_PREFIXES = (
 )
 
 
+NotNegative = Annotated[float, Ge(0)]
+Decay = Annotated[float, Interval(gt=0, le=1)]
+
+
 class AdamW(torch.optim.AdamW):
     """AdamW without the preparation of its step for torch.compile, see above."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
+@checked
 def adamw(
     *,
-    lr: float = 1e-3,
-    weight_decay: float = 0.05,
+    lr: NotNegative = 1e-3,
+    weight_decay: NotNegative = 0.05,
     betas: Sequence[float] = (0.9, 0.98),
-    eps: float = 1e-8,
-    layer_decay: float = 1.0,
-    new_lr: float | None = None,
+    eps: NotNegative = 1e-8,
+    layer_decay: Decay = 1.0,
+    new_lr: NotNegative | None = None,
 ) -> Callable[[nn.Module], AdamW]:
     """AdamW (arXiv:1711.05101) with weight decay on matrices only.
 
@@ -86,8 +95,7 @@ def adamw(
     Raises:
         ValueError: If an option is out of range.
     """
-    _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
-    _check(new_lr=new_lr or 0.0)
+    _check_betas(betas)
 
     def make(model: nn.Module) -> AdamW:
         groups = _groups(model, lr, weight_decay, layer_decay, new_lr)
@@ -96,16 +104,17 @@ def adamw(
     return make
 
 
+@checked
 def muon(
     *,
-    lr: float = 1e-3,
-    weight_decay: float = 0.05,
-    momentum: float = 0.95,
-    scale: float = 2.0,
+    lr: NotNegative = 1e-3,
+    weight_decay: NotNegative = 0.05,
+    momentum: Rate = 0.95,
+    scale: NotNegative = 2.0,
     betas: Sequence[float] = (0.9, 0.98),
-    eps: float = 1e-8,
-    layer_decay: float = 1.0,
-    new_lr: float | None = None,
+    eps: NotNegative = 1e-8,
+    layer_decay: Decay = 1.0,
+    new_lr: NotNegative | None = None,
 ) -> Callable[[nn.Module], Muon]:
     """Muon for linear and convolutional layers (see `Muon`), AdamW for the rest.
 
@@ -131,9 +140,8 @@ def muon(
     Raises:
         ValueError: If an option is out of range.
     """
-    _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
-    _check(new_lr=new_lr or 0.0)
-    _check(momentum=momentum, scale=scale)
+
+    _check_betas(betas)
 
     def make(model: nn.Module) -> Muon:
         matrices = matrices_of(model)
@@ -155,14 +163,15 @@ def muon(
     return make
 
 
+@checked
 def sgd(
     *,
-    lr: float = 0.05,
-    weight_decay: float = 1e-4,
-    momentum: float = 0.9,
+    lr: NotNegative = 0.05,
+    weight_decay: NotNegative = 1e-4,
+    momentum: Rate = 0.9,
     nesterov: bool = True,
-    layer_decay: float = 1.0,
-    new_lr: float | None = None,
+    layer_decay: Decay = 1.0,
+    new_lr: NotNegative | None = None,
 ) -> Callable[[nn.Module], torch.optim.SGD]:
     """Stochastic gradient descent with momentum, and weight decay on matrices only.
 
@@ -182,8 +191,6 @@ def sgd(
     Raises:
         ValueError: If an option is out of range.
     """
-    _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, momentum=momentum)
-    _check(new_lr=new_lr or 0.0)
     if nesterov and not momentum:
         raise ValueError("nesterov needs a momentum above 0, got momentum=0")
 
@@ -261,7 +268,8 @@ def _layers_after(name: str, depths: Mapping[str, int]) -> int:
     return depths[prefix] + 1 if is_before else 0
 
 
-def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], float]:
+@checked
+def cosine(*, warmup: Rate = 0.1, final: Probability = 0.0) -> Callable[[float], float]:
     """Linear warm-up followed by cosine decay (arXiv:1608.03983).
 
     Args:
@@ -275,9 +283,6 @@ def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], floa
     Raises:
         ValueError: If an option is out of range.
     """
-    _check(warmup=warmup)
-    if not 0 <= final <= 1:
-        raise ValueError(f"final must be in [0, 1], got {final}")
 
     def factor(progress: float) -> float:
         if progress < warmup:
@@ -288,7 +293,8 @@ def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], floa
     return factor
 
 
-def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
+@checked
+def constant(*, warmup: Rate = 0.0) -> Callable[[float], float]:
     """Linear warm-up followed by a constant learning rate.
 
     Args:
@@ -301,33 +307,12 @@ def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
     Raises:
         ValueError: If warmup is out of range.
     """
-    _check(warmup=warmup)
     return lambda progress: min(progress / warmup, 1.0) if warmup else 1.0
 
 
-def _check(
-    *,
-    betas: Sequence[float] = (0.0, 0.0),
-    layer_decay: float = 1.0,
-    momentum: float = 0.0,
-    warmup: float = 0.0,
-    **others: float,
-) -> None:
-    """Raise a ValueError if an option is out of range. `others` must be at least 0."""
-    # NaN is in no range.
-    for name, value in others.items():
-        if not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
+def _check_betas(betas: Sequence[float]) -> None:
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(betas)}")
-    if not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
-    if not 0 <= warmup < 1:
-        raise ValueError(
-            f"warmup must be at least 0 and less than 1 (a fraction of the training), got {warmup}"
-        )
 
 
 class Muon(torch.optim.Optimizer):

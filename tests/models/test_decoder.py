@@ -409,11 +409,11 @@ def test_token_dropout_hides_tokens_but_not_their_positions_and_only_in_training
     [
         (
             lambda: decoder_with("rotary"),
-            "pos_embed must be learned, sinusoidal or none, got 'rotary'",
+            "pos_embed must be one of 'learned', 'sinusoidal' or 'none', got 'rotary'",
         ),
         (
             lambda: decoder_with("none", token_dropout=1.0),
-            "token_dropout must be at least 0 and below 1, got 1.0",
+            "token_dropout must be below 1, got 1.0",
         ),
         (
             lambda: Decoder(backbone_of(D, num_heads=2), vocab_size=V),

@@ -527,14 +527,14 @@ def run(decoder, count, *, memory):
     ("make", "message"),
     [
         (lambda: Recurrent(7), "dim must be even for a bidirectional encoder, got 7"),
-        (lambda: Recurrent(D, cell="rnn"), "cell must be gru or lstm, got 'rnn'"),
+        (lambda: Recurrent(D, cell="rnn"), "cell must be one of 'gru' or 'lstm', got 'rnn'"),
         (lambda: Recurrent(D, depth=0), "depth must be at least 1, got 0"),
-        (lambda: Recurrent(D, dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
-        (lambda: decoder_of(cell="rnn"), "cell must be gru or lstm, got 'rnn'"),
+        (lambda: Recurrent(D, dropout=1.0), "dropout must be below 1, got 1.0"),
+        (lambda: decoder_of(cell="rnn"), "cell must be one of 'gru' or 'lstm', got 'rnn'"),
         (lambda: decoder_of(depth=0), "depth must be at least 1, got 0"),
         (
             lambda: decoder_of(score="euclid"),
-            "score must be one of scaled_dot, dot, cosine, additive, bilinear",
+            "score must be one of 'scaled_dot', 'dot'",
         ),
         (
             lambda: decoder_of(attention=False, gate=True),

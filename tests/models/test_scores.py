@@ -213,6 +213,6 @@ def test_the_weights_of_a_score_get_a_gradient(kind):
 
 
 def test_an_unknown_score_is_an_error():
-    message = "score must be one of scaled_dot, dot, cosine, additive, bilinear, got 'euclid'"
+    message = "kind must be one of 'scaled_dot', 'dot', 'cosine', 'additive' or 'bilinear'"
     with pytest.raises(ValueError, match=message):
         Score("euclid", D)

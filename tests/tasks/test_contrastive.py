@@ -325,20 +325,20 @@ def test_a_classifier_chooses_the_class_with_the_most_similar_vector():
 
 def test_the_temperature_does_not_fall_below_its_limit():
     adapters = adapters_of("title", "body")
-    task = Contrastive(temperature=0.02, min_temperature=0.02)
+    task = Contrastive(temperature=0.02)
     task.target.bind(adapters)
     head = task.make_head(16, 16, adapters)
     nn.init.constant_(head.log_scale, 9.0)
-    assert float(head.scale.detach()) == pytest.approx(50)
+    assert float(head.scale.detach()) == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "triplet"}, "loss must be one of softmax, sigmoid, got 'triplet'"),
+        ({"loss": "triplet"}, "loss must be one of 'softmax' or 'sigmoid', got 'triplet'"),
         ({"embedding_dim": 0}, "embedding_dim must be at least 1, got 0"),
-        ({"temperature": 0.001}, "temperature must be at least min_temperature"),
-        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), got 1.0"),
+        ({"temperature": 0.001}, "temperature must be at least 0.01, got 0.001"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be below 1, got 1.0"),
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing needs loss=softmax"),
     ],
 )

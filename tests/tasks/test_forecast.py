@@ -310,8 +310,11 @@ def test_the_head_needs_exactly_one_series():
         ({"quantiles": (0.9, 0.5)}, "ascending"),
         ({"quantiles": (0.0, 0.5)}, "between 0 and 1"),
         ({"quantiles": (0.5, 1.0)}, "between 0 and 1"),
-        ({"residual": "year"}, "residual must be one of season, last, mean, none, got year"),
-        ({"read": "all"}, "read must be one of tokens, pooled, got all"),
+        (
+            {"residual": "year"},
+            "residual must be one of 'season', 'last', 'mean' or 'none'",
+        ),
+        ({"read": "all"}, "read must be one of 'tokens' or 'pooled', got 'all'"),
         ({"season": 0}, "season must be at least 1, got 0"),
     ],
 )

@@ -265,7 +265,7 @@ def test_training_is_deterministic():
         (
             lambda _: TargetTokenizer(max_len=1),
             ValueError,
-            "max_len must be at least 2 \\(one token and the end token\\), got 1",
+            "max_len must be at least 2, got 1",
         ),
         (
             lambda _: TargetTokenizer(tokenizer=TokenizerOptions(special_tokens=True)),
@@ -293,7 +293,7 @@ def test_training_is_deterministic():
         (
             lambda _: TargetTokenizer(vocab_size=None),
             ValueError,
-            "vocab_size must be a .* got None",
+            "vocab_size must be an integer, got None",
         ),
         (lambda _: fitted("syllable"), ValueError, "kind must be one of 'bpe', 'wordpiece'"),
         (

@@ -16,15 +16,33 @@ from dxn.report.answers import row_scores
 from dxn.tasks import (
     TASKS,
     Classify,
+    Detect,
     Embed,
     LossSum,
     Metric,
     Regress,
+    Segment,
     Space,
     Target,
     Task,
 )
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Classify(balance="most"), "balance must be one of 'none', 'root' or 'inverse'"),
+        (lambda: Classify(label_smoothing=2), "label_smoothing must be at most 1, got 2"),
+        (lambda: Detect(threshold=5.0), "threshold must be at most 1, got 5.0"),
+        (lambda: Segment(dice=-1.0), "dice must be at least 0, got -1.0"),
+        (lambda: TextAdapter(pos_embed="rope"), "pos_embed must be one of 'learned'"),
+    ],
+)
+def test_python_refuses_the_options_that_the_command_line_refuses(make, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
 
 # A small task
 

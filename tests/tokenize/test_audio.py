@@ -658,9 +658,12 @@ def test_describe_gives_number_and_duration_of_the_columns(options, words):
         (lambda: adapter_of(stem="whisper"), "stem=whisper needs .* and frame_size=4"),
         (
             lambda: adapter_of(stem="vgg"),
-            "stem must be patch, conv, residual, whisper or wav2vec, got 'vgg'",
+            "stem must be one of 'patch', 'conv', 'residual', 'whisper' or 'wav2vec', got 'vgg'",
         ),
-        (lambda: adapter_of(tokens="mel"), "tokens must be frames, patches or waveform, got 'mel'"),
+        (
+            lambda: adapter_of(tokens="mel"),
+            "tokens must be one of 'frames', 'patches'",
+        ),
         (lambda: adapter_of(frame_size=0), "frame_size must be at least 1, got 0"),
         (
             lambda: adapter_of(tokens="waveform", spectrogram={"num_frames": 7}),

@@ -216,8 +216,8 @@ def test_a_damaged_file_is_refused(tmp_path, content):
     [
         ({"min_count": 0}, "min_count must be at least 1, got 0"),
         ({"max_values": 0}, "max_values must be at least 1, got 0"),
-        ({"unknown_rate": 1.0}, "unknown_rate must be at least 0 and below 1, got 1.0"),
-        ({"separator": ""}, "separator must not be empty"),
+        ({"unknown_rate": 1.0}, "unknown_rate must be below 1, got 1.0"),
+        ({"separator": ""}, "separator must have at least 1 characters"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -559,8 +559,11 @@ def test_describe_gives_the_grid():
         ),
         (lambda: ImageAdapter(D, patch_size=12, stem="conv"), "must be 2, 4, 8, 16 or 32, got 12"),
         (lambda: ImageAdapter(D, patch_size=1, stem="conv"), "must be 2, 4, 8, 16 or 32, got 1"),
-        (lambda: ImageAdapter(D, stem="vgg"), "stem must be patch, conv or residual, got 'vgg'"),
-        (lambda: ImageAdapter(D, in_channels=2), "in_channels must be 1 or 3, got 2"),
+        (
+            lambda: ImageAdapter(D, stem="vgg"),
+            "stem must be one of 'patch', 'conv' or 'residual'",
+        ),
+        (lambda: ImageAdapter(D, in_channels=2), "in_channels must be one of 1 or 3, got 2"),
         (
             lambda: ImageAdapter(D, image_size=None, resize=ResizeOptions("crop")),
             "resize.mode=crop needs an image_size, got null",

@@ -184,11 +184,6 @@ def test_ratio_0_means_no_masking_and_other_ratios_are_checked(adapter, raws):
             adapter.masking(ratio=ratio)
 
 
-def test_a_span_below_1_is_refused():
-    with pytest.raises(ValueError, match="span must be at least 1, got 0"):
-        masking_of(audio_adapter(), span=0)
-
-
 # Text
 
 

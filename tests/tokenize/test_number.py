@@ -164,11 +164,11 @@ def test_only_numbers_are_accepted(values, score):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"embedding": "cubic"}, "embedding must be one of piecewise, periodic, linear"),
+        ({"embedding": "cubic"}, "embedding must be one of 'piecewise', 'periodic' or 'linear'"),
         ({"num_bins": 0}, "num_bins must be at least 1, got 0"),
         ({"num_frequencies": 0}, "num_frequencies must be at least 1, got 0"),
         ({"sigma": 0.0}, "sigma must be greater than 0, got 0"),
-        ({"decimal": ";"}, "decimal must be a point or a comma, got ';'"),
+        ({"decimal": ";"}, "decimal must be one of '.' or ',', got ';'"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

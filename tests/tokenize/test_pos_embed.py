@@ -44,7 +44,7 @@ def test_the_embedding_of_a_cell_is_that_of_its_row_then_that_of_its_column():
     [
         (
             lambda: PosEmbed1d("rope", dim=7, max_len=5),
-            "pos_embed must be learned, sinusoidal or none, got 'rope'",
+            "kind must be one of 'learned', 'sinusoidal' or 'none', got 'rope'",
         ),
         (
             lambda: sinusoidal(torch.arange(3), 7),

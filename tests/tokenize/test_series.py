@@ -384,9 +384,9 @@ def test_the_history_ends_with_the_last_step_of_each_sample():
         ({"patch_size": 3, "stride": 5}, "stride must be at most patch_size, got 5"),
         (
             {"channels": "mixed"},
-            "channels must be one of joint, independent, separate, got 'mixed'",
+            "channels must be one of 'joint', 'independent' or 'separate', got 'mixed'",
         ),
-        ({"normalize": "batch"}, "normalize must be one of train, sample, none"),
+        ({"normalize": "batch"}, "normalize must be one of 'train', 'sample' or 'none'"),
         ({"stem": "conv", "patch_size": 3}, "stem=conv needs a patch_size of 2, 4, 8, 16 or 32"),
         ({"stem": "conv", "patch_size": 4, "stride": 2}, "and no stride"),
     ],

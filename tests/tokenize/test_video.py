@@ -322,7 +322,7 @@ def test_descriptions_name_the_numbers_of_tokens():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: VideoAdapter(D, stem="deep"), "stem must be patch or conv, got 'deep'"),
+        (lambda: VideoAdapter(D, stem="deep"), "stem must be one of 'patch' or 'conv', got 'deep'"),
         (lambda: VideoAdapter(D, tubelet_frames=0), "tubelet_frames must be at least 1, got 0"),
         (lambda: VideoAdapter(D, patch_size=6, stem="conv"), "must be 2, 4, 8, 16 or 32, got 6"),
         (lambda: VideoSampling(num_frames=0), "num_frames must be at least 1, got 0"),

@@ -204,7 +204,7 @@ def test_a_saved_state_continues_the_same_steps():
     ("options", "message"),
     [
         ({"lr": -1.0}, "lr must be at least 0, got -1.0"),
-        ({"momentum": 1.0}, "momentum must be at least 0 and less than 1, got 1.0"),
+        ({"momentum": 1.0}, "momentum must be below 1, got 1.0"),
         ({"scale": -1.0}, "scale must be at least 0, got -1.0"),
         ({"betas": [0.9]}, "betas must be two numbers from 0 to below 1, got [0.9]"),
     ],

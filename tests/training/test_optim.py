@@ -189,17 +189,17 @@ def test_every_prefix_of_an_embedding_names_a_parameter():
     ("make", "options", "message"),
     [
         (adamw, {"lr": -1.0}, "lr must be at least 0, got -1.0"),
-        (adamw, {"lr": math.nan}, "lr must be at least 0, got nan"),
+        (adamw, {"lr": math.nan}, "lr must be a finite number, got nan"),
         (adamw, {"weight_decay": -0.5}, "weight_decay must be at least 0, got -0.5"),
         (adamw, {"eps": -1e-8}, "eps must be at least 0, got -1e-08"),
         (adamw, {"betas": [0.9, 1.0]}, "betas must be two numbers from 0 to below 1, got [0.9, 1."),
         (adamw, {"betas": [0.9]}, "betas must be two numbers from 0 to below 1, got [0.9]"),
-        (adamw, {"layer_decay": 0.0}, "layer_decay must be above 0 and at most 1, got 0.0"),
-        (adamw, {"layer_decay": -0.5}, "layer_decay must be above 0 and at most 1, got -0.5"),
-        (sgd, {"layer_decay": 1.1}, "layer_decay must be above 0 and at most 1, got 1.1"),
+        (adamw, {"layer_decay": 0.0}, "layer_decay must be greater than 0, got 0.0"),
+        (adamw, {"layer_decay": -0.5}, "layer_decay must be greater than 0, got -0.5"),
+        (sgd, {"layer_decay": 1.1}, "layer_decay must be at most 1, got 1.1"),
         (sgd, {"lr": -1.0}, "lr must be at least 0, got -1.0"),
         (sgd, {"weight_decay": -0.5}, "weight_decay must be at least 0, got -0.5"),
-        (sgd, {"momentum": 1.5}, "momentum must be at least 0 and less than 1, got 1.5"),
+        (sgd, {"momentum": 1.5}, "momentum must be below 1, got 1.5"),
         (sgd, {"momentum": 0.0}, "nesterov needs a momentum above 0, got momentum=0"),
     ],
 )
@@ -265,16 +265,14 @@ def test_a_cosine_never_jumps_and_has_one_peak():
 @pytest.mark.parametrize("schedule", [cosine, constant])
 @pytest.mark.parametrize("warmup", [1.0, 1.5, -0.1])
 def test_a_warmup_out_of_range_is_refused(schedule, warmup):
-    message = (
-        f"warmup must be at least 0 and less than 1 (a fraction of the training), got {warmup}"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    limit = "at least 0" if warmup < 0 else "below 1"
+    with pytest.raises(ValueError, match=f"^warmup must be {limit}, got {warmup}$"):
         schedule(warmup=warmup)
 
 
 @pytest.mark.parametrize("final", [-0.1, 1.1, math.nan])
 def test_a_final_multiplier_out_of_range_is_refused(final):
-    with pytest.raises(ValueError, match=rf"^final must be in \[0, 1\], got {final}$"):
+    with pytest.raises(ValueError, match=f"^final must be .*, got {final}$"):
         cosine(final=final)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout, Keys, Rate, check_rate, keep_mask
+from dxn.core.dropout import Dropout, Keys, Rate, keep_mask
+from dxn.core.schema import checked
 from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
@@ -276,6 +277,7 @@ class Decoder(StepDecoder):
     static_steps = True
     pos_embed: Tensor
 
+    @checked
     def __init__(
         self,
         backbone: Backbone,
@@ -296,9 +298,6 @@ class Decoder(StepDecoder):
         if vectors is not None:
             embedding = VectorEmbedding(embedding, vectors)
         super().__init__(embedding, max_len, output=OutputLayer(embedding, output))
-        check_rate("token_dropout", token_dropout)
-        if pos_embed not in get_args(DecoderPosition):
-            raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {pos_embed!r}")
         if parallel and backbone.causal:
             raise ValueError(
                 "the backbone of a parallel decoder must attend in both directions, got "

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
+from dxn.core.schema import checked
 from dxn.models.attention import Score, ScoreKind
 from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.output_layer import make_token_embedding
-from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
+from dxn.models.recurrent import CELLS, CellKind, State, run_layer, step
 
 
 @dataclass(slots=True)
@@ -60,13 +62,14 @@ class RecurrentDecoder(StepDecoder):
 
     blocks: Any  # nn.ModuleList of Cell
 
+    @checked
     def __init__(
         self,
         dim: int = 128,
         *,
         vocab_size: int,
         cell: CellKind = "gru",
-        depth: int = 1,
+        depth: Annotated[int, Ge(1)] = 1,
         attention: bool = True,
         score: ScoreKind = "additive",
         gate: bool = False,
@@ -74,7 +77,6 @@ class RecurrentDecoder(StepDecoder):
         dropout: Rate = 0.0,
     ):
         super().__init__(make_token_embedding(vocab_size, dim), max_len)
-        check_cell(cell, depth)
         if gate and not attention:
             raise ValueError(
                 "gate=true scales the context of the attention, got attention=false: set "

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 from dxn.core.display import print_line
@@ -32,6 +33,7 @@ Loss = Literal["softmax", "sigmoid"]
 # section 3.2.
 TEMPERATURES = {"softmax": 0.07, "sigmoid": 0.1}
 SIGMOID_BIAS = -10.0
+MIN_TEMPERATURE = 0.01  # arXiv:2103.00020, section 2.5
 
 
 class Aligned(NamedTuple):
@@ -81,27 +83,23 @@ class ContrastiveHead(nn.Module):
     Args:
         pre: Layers that map the pooled vectors to the shared space.
         temperature: Initial divisor of the cosine similarities.
-        min_temperature: Lower limit of the learned temperature.
         bias: Initial bias of the sigmoid loss. None: there is no bias.
     """
 
     separates_inputs = True
 
-    def __init__(
-        self, pre: Projection, *, temperature: float, min_temperature: float, bias: float | None
-    ):
+    def __init__(self, pre: Projection, *, temperature: float, bias: float | None):
         super().__init__()
         self.pre = pre
         # The logarithm, so that the scale stays positive. (1,) and not (), because a single number
         # cannot be divided over processes (trainer.shard).
         self.log_scale = nn.Parameter(torch.tensor([-math.log(temperature)]))
-        self.max_log_scale = -math.log(min_temperature)
         self.bias = None if bias is None else nn.Parameter(torch.tensor([bias]))
 
     @property
     def scale(self) -> Tensor:
         """() Factor of the cosine similarities."""
-        return self.log_scale.squeeze().clamp(max=self.max_log_scale).exp()
+        return self.log_scale.squeeze().clamp(max=-math.log(MIN_TEMPERATURE)).exp()
 
     def forward(self, tokens: Tokens, pooled: InputVectors, batch: Batch) -> Aligned:
         """Return the unit vectors of the samples, and of those that they are compared with."""
@@ -164,8 +162,7 @@ class Contrastive(Task[InputKeys]):
             arXiv:2303.15343).
         embedding_dim: Width of the shared space.
         temperature: Initial divisor of the cosine similarities; it is learned. Null: 0.07 for
-            softmax, 0.1 for sigmoid.
-        min_temperature: Lower limit of the learned temperature.
+            softmax, 0.1 for sigmoid. It stays at or above 0.01.
         label_smoothing: Amount of label smoothing of the softmax loss, from 0 (none) to 1.
     """
 
@@ -177,29 +174,15 @@ class Contrastive(Task[InputKeys]):
         self,
         *,
         loss: Loss = "softmax",
-        embedding_dim: int = 128,
-        temperature: float | None = None,
-        min_temperature: float = 0.01,
-        label_smoothing: float = 0.0,
+        embedding_dim: Annotated[int, Ge(1)] = 128,
+        temperature: Annotated[float, Ge(MIN_TEMPERATURE)] | None = None,
+        label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     ):
-        if loss not in get_args(Loss):
-            raise ValueError(f"loss must be one of {', '.join(get_args(Loss))}, got {loss!r}")
-        if embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be at least 1, got {embedding_dim}")
-        start = TEMPERATURES[loss] if temperature is None else temperature
-        if not 0 < min_temperature <= start:
-            raise ValueError(
-                "temperature must be at least min_temperature, and both above 0, "
-                f"got {start} and {min_temperature}"
-            )
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
         if label_smoothing and loss != "softmax":
             raise ValueError(f"label_smoothing needs loss=softmax, got loss={loss}")
         self.kind: Loss = loss
         self.embedding_dim = embedding_dim
-        self.temperature = start
-        self.min_temperature = min_temperature
+        self.temperature = TEMPERATURES[loss] if temperature is None else temperature
         self.label_smoothing = label_smoothing
         self.target = InputKeys()
         self.metric: SearchMetric = SearchMetric(self.target)
@@ -223,7 +206,6 @@ class Contrastive(Task[InputKeys]):
         return ContrastiveHead(
             Projection(layers),
             temperature=self.temperature,
-            min_temperature=self.min_temperature,
             bias=SIGMOID_BIAS if self.kind == "sigmoid" else None,
         )
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -308,7 +308,7 @@ class Forecast(Task[FutureValues]):
     name = "forecast"
 
     quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9)
-    season: int | None = None
+    season: Annotated[int, Ge(1)] | None = None
     residual: Residual | None = None
     horizon: Annotated[int, Ge(1)] | None = None
     decoder: Callable[..., nn.Module] | None = None
@@ -328,13 +328,6 @@ class Forecast(Task[FutureValues]):
                 "quantiles must be ascending probabilities between 0 and 1 with 0.5 among them, "
                 f"got {list(self.quantiles)}"
             )
-        if self.residual not in (None, *get_args(Residual)):
-            choices = ", ".join(get_args(Residual))
-            raise ValueError(f"residual must be one of {choices}, got {self.residual}")
-        if self.read not in get_args(Read):
-            raise ValueError(f"read must be one of {', '.join(get_args(Read))}, got {self.read}")
-        if self.season is not None and self.season < 1:
-            raise ValueError(f"season must be at least 1, got {self.season}")
         self.target = FutureValues(self)
         self.space = Quantiles(self.target, self.quantiles)
         self.metric = ForecastMetric(self.quantiles)

@@ -7,14 +7,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import TARGET_TOKENIZER
-from dxn.core.schema import options
+from dxn.core.randomness import Probability
+from dxn.core.schema import checked, options
 from dxn.models.decoding.rules import Rules
 from dxn.tokenize.text.options import TextAugment, TokenizerOptions
 from dxn.tokenize.text.tokenizer import TextTokenizer
@@ -55,21 +58,18 @@ class TargetTokenizer:
             which it chooses one. None: the language is known, or there is none.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        vocab_size: int = 8000,
+        vocab_size: Annotated[int, Ge(1)] = 8000,
         tokenizer: TokenizerOptions = TokenizerOptions(),
-        max_len: int = 128,
-        subword_dropout: float = 0.0,
+        max_len: Annotated[int, Ge(2)] = 128,
+        subword_dropout: Probability = 0.0,
         marks: MarkOptions = MarkOptions(),
         rules: Rules = Rules(),
         language: str = "",
     ):
-        if max_len < 2:
-            raise ValueError(
-                f"max_len must be at least 2 (one token and the end token), got {max_len}"
-            )
         if tokenizer.special_tokens:
             raise ValueError(
                 "tokenizer.special_tokens=true is not supported for target texts, to which the "

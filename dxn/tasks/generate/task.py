@@ -8,9 +8,10 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
@@ -202,20 +203,16 @@ class Generate(Task[Texts]):
         decoder: Callable[..., nn.Module],
         vocab_size: int = 8000,
         tokenizer: TokenizerOptions = TokenizerOptions(),
-        max_len: int = 128,
+        max_len: Annotated[int, Ge(2)] = 128,  # a token and the end token
         share_tokenizer: bool = False,
         subword_dropout: Probability = 0.0,
         label_smoothing: Probability = 0.1,
-        beams: int = 4,
-        length_penalty: float = 0.6,
+        beams: Annotated[int, Ge(1)] = 4,
+        length_penalty: Annotated[float, Ge(0)] = 0.6,
         marks: MarkOptions = MarkOptions(),
         rules: Rules = Rules(),
         language: str = "",
     ):
-        if beams < 1:
-            raise ValueError(f"beams must be at least 1, got {beams}")
-        if length_penalty < 0:
-            raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
         if share_tokenizer and tokenizer.path is not None:
             raise ValueError(
                 "share_tokenizer and tokenizer.path cannot be set together, got tokenizer.path="

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from dxn.tokenize.audio.tokenizer import (
 from dxn.tokenize.audio.waveform_stem import WaveformStem
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
+from dxn.tokenize.media import MIN_RATE
 from dxn.tokenize.moments import Moments
 from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
@@ -74,9 +76,9 @@ class AudioAdapter(Adapter):
         dim: int = 128,
         *,
         tokens: AudioTokens = "frames",
-        sample_rate: int = 16000,
+        sample_rate: Annotated[int, Ge(MIN_RATE)] = 16000,
         spectrogram: SpectrogramOptions = SpectrogramOptions(),
-        frame_size: int = 4,
+        frame_size: Annotated[int, Ge(1)] = 4,
         patch: PatchOptions = PatchOptions(),
         stem: StemKind = "patch",
         normalize: AudioNormalization = AudioNormalization(),
@@ -285,8 +287,6 @@ def _patch_grid(
     tokens: AudioTokens, num_features: int, frame_size: int, patch: PatchOptions
 ) -> PatchGrid:
     """Express all kinds of tokens as patches (time, mel bins); frames cover all mel bins."""
-    if frame_size < 1:
-        raise ValueError(f"frame_size must be at least 1, got {frame_size}")
     if tokens != "patches":
         size = (frame_size, num_features)
         return PatchGrid(size, size, patch.pad_end)
@@ -301,9 +301,6 @@ def _make_stem(
     kind: StemKind, tokens: AudioTokens, grid: PatchGrid, num_features: int, dim: int
 ) -> ConvStem | WhisperStem | None:
     """Create the stem. None: tokens are embedded by a linear projection."""
-    if kind not in get_args(StemKind):
-        kinds = "patch, conv, residual, whisper or wav2vec"
-        raise ValueError(f"stem must be {kinds}, got {kind!r}")
     if kind == "patch":
         return None
     frames, bins = grid.size

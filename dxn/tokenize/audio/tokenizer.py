@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
@@ -114,10 +114,6 @@ class AudioTokenizer(Tokenizer):
         normalize: NormalizationKind,
         augment: AudioAugment,
     ):
-        if tokens not in get_args(AudioTokens):
-            raise ValueError(f"tokens must be frames, patches or waveform, got {tokens!r}")
-        if sample_rate < 100:
-            raise ValueError(f"sample_rate must be at least 100 hertz, got {sample_rate}")
         frontend = spectrogram.frontend
         if tokens == "waveform" and (frontend != "mel" or spectrogram.num_frames is not None):
             raise ValueError(

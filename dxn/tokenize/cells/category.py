@@ -6,11 +6,13 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
+from annotated_types import Ge, MinLen
 from torch import nn
 
+from dxn.core.dropout import Rate
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import NUM_REAL, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
@@ -185,19 +187,12 @@ class CategoryAdapter(Adapter):
         self,
         dim: int = 128,
         *,
-        min_count: int = 3,
-        max_values: int = 1000,
-        unknown_rate: float = 0.02,
-        separator: str | None = None,
+        min_count: Annotated[int, Ge(1)] = 3,
+        max_values: Annotated[int, Ge(1)] = 1000,
+        unknown_rate: Rate = 0.02,
+        separator: Annotated[str, MinLen(1)] | None = None,
     ):
         super().__init__()
-        for name, value in (("min_count", min_count), ("max_values", max_values)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= unknown_rate < 1:
-            raise ValueError(f"unknown_rate must be at least 0 and below 1, got {unknown_rate}")
-        if separator == "":
-            raise ValueError("separator must not be empty; leave it out for one value per cell")
         self.dim = dim
         self.min_count = min_count
         self.max_values = max_values

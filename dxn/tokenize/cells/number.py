@@ -6,10 +6,11 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
@@ -140,22 +141,12 @@ class NumberAdapter(Adapter):
         dim: int = 128,
         *,
         embedding: NumberEmbedding = "piecewise",
-        num_bins: int = 16,
-        num_frequencies: int = 24,
-        sigma: float = 0.1,
+        num_bins: Annotated[int, Ge(1)] = 16,
+        num_frequencies: Annotated[int, Ge(1)] = 24,
+        sigma: Annotated[float, Gt(0)] = 0.1,
         decimal: Literal[".", ","] | None = None,
     ):
         super().__init__()
-        if embedding not in get_args(NumberEmbedding):
-            names = ", ".join(get_args(NumberEmbedding))
-            raise ValueError(f"embedding must be one of {names}, got {embedding!r}")
-        for name, value in (("num_bins", num_bins), ("num_frequencies", num_frequencies)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if sigma <= 0:
-            raise ValueError(f"sigma must be greater than 0, got {sigma}")
-        if decimal not in (None, ".", ","):
-            raise ValueError(f"decimal must be a point or a comma, got {decimal!r}")
         self.dim = dim
         self.num_bins = num_bins
         self.tokenizer = NumberTokenizer(decimal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 from einops import rearrange
@@ -83,8 +83,6 @@ class ImageAdapter(Adapter):
         augment: ImageAugment = ImageAugment(),
     ):
         super().__init__()
-        if stem not in get_args(ImageStem):
-            raise ValueError(f"stem must be patch, conv or residual, got {stem!r}")
         if stem != "patch" and stride not in (None, patch_size):
             raise ValueError(
                 f"stem={stem} always has a stride of patch_size={patch_size}: leave out stride, "

@@ -83,8 +83,6 @@ class ImageTokenizer(Tokenizer):
         in_channels: int,
         augment: ImageAugment,
     ):
-        if in_channels not in (1, 3):
-            raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
         if resize.mode != "within" and image_size is None:
             raise ValueError(f"resize.mode={resize.mode} needs an image_size, got null")
         self.image_size: tuple[int, int] | None = None

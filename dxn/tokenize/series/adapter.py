@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
@@ -81,29 +82,18 @@ class SeriesAdapter(Adapter):
         self,
         dim: int = 128,
         *,
-        patch_size: int | None = None,
-        stride: int | None = None,
+        patch_size: Annotated[int, Ge(1)] | None = None,
+        stride: Annotated[int, Ge(1)] | None = None,
         channels: SeriesChannels = "joint",
         normalize: SeriesNormalization | None = None,
         stem: SeriesStem = "patch",
         patch: SeriesPatchOptions = SeriesPatchOptions(),
         pos_embed: PosEmbedKind = "sinusoidal",
-        max_len: int = 1024,
+        max_len: Annotated[int, Ge(1)] = 1024,
         dropout: Rate = 0.0,
         augment: SeriesAugment = SeriesAugment(),
     ):
         super().__init__()
-        for name, value, kind in (
-            ("channels", channels, SeriesChannels),
-            ("normalize", normalize or "train", SeriesNormalization),
-            ("stem", stem, SeriesStem),
-        ):
-            if value not in get_args(kind):
-                choices = ", ".join(get_args(kind))
-                raise ValueError(f"{name} must be one of {choices}, got {value!r}")
-        for name, value in (("patch_size", patch_size), ("stride", stride), ("max_len", max_len)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         if stride is not None and (patch_size is None or stride > patch_size):
             raise ValueError(
                 f"stride must be at most patch_size, got {stride} and patch_size={patch_size}"

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from einops import rearrange
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Vocabulary
@@ -67,10 +68,10 @@ class TextAdapter(Adapter):
         self,
         dim: int = 128,
         *,
-        vocab_size: int = 8000,
+        vocab_size: Annotated[int, Ge(1)] = 8000,
         tokenizer: TokenizerOptions = TokenizerOptions(),
-        max_len: int = 256,
-        max_chars: int = 100_000,
+        max_len: Annotated[int, Ge(1)] = 256,
+        max_chars: Annotated[int, Ge(1)] = 100_000,
         pos_embed: PosEmbedKind = "learned",
         embedding: EmbeddingOptions = EmbeddingOptions(),
         conv_kernel: int = 0,

@@ -188,13 +188,6 @@ class TextTokenizer(Tokenizer):
         max_chars: int = 100_000,
         augment: TextAugment = TextAugment(),
     ):
-        # The type is checked because the tokenizers library accepts None.
-        if not isinstance(vocab_size, int) or vocab_size < 1:
-            raise ValueError(f"vocab_size must be a positive integer, got {vocab_size!r}")
-        if max_len < 1 or max_chars < 1:
-            raise ValueError(
-                f"max_len and max_chars must be at least 1, got {max_len} and {max_chars}"
-            )
         if options.pad_to > max_len:
             raise ValueError(
                 f"tokenizer.pad_to must be at most max_len, got {options.pad_to} and {max_len}"

@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tokenizers import (
     Encoding,
@@ -22,7 +22,8 @@ from tokenizers import (
 )
 
 from dxn.core.errors import UserError
-from dxn.core.randomness import check_probability, evenly_spaced
+from dxn.core.randomness import evenly_spaced
+from dxn.core.schema import checked
 from dxn.core.untrusted import read_text, shortened
 from dxn.tokenize.text.options import TokenizerKind
 from dxn.tokenize.text.scripts import UNSPACED
@@ -42,6 +43,7 @@ MAX_TEXTS = 1000  # in which this share is counted
 SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # special tokens of a trained tokenizer
 
 
+@checked
 def train_tokenizer(
     texts: Iterable[str],
     *,
@@ -242,12 +244,9 @@ def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
             [pre_tokenizers.Whitespace(), pre_tokenizers.Split(character, "isolated")]
         )
         tokenizer.decoder = _word_decoder()
-    elif kind == "character":
+    else:
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
         tokenizer.decoder = decoders.Fuse()
-    else:
-        kinds = ", ".join(get_args(TokenizerKind))
-        raise ValueError(f"kind must be one of {kinds}, got {kind!r}")
     return tokenizer, trainers.WordLevelTrainer(**common)
 
 
@@ -266,7 +265,6 @@ class SubwordSplitter:
     """
 
     def __init__(self, tokenizer: Tokenizer, probability: float, *, special: Collection[int]):
-        check_probability("subword_dropout", probability)
         self.tokenizer = tokenizer
         self.probability = probability
         self.special = special

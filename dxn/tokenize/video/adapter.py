@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
@@ -71,7 +72,7 @@ class VideoAdapter(Adapter):
         *,
         image_size: int | Sequence[int] = 96,
         patch_size: int = 16,
-        tubelet_frames: int = 2,
+        tubelet_frames: Annotated[int, Ge(1)] = 2,
         sampling: VideoSampling = VideoSampling(),
         stem: Literal["patch", "conv"] = "patch",
         resize: ResizeOptions = ResizeOptions(),
@@ -81,10 +82,6 @@ class VideoAdapter(Adapter):
         augment: VideoAugment = VideoAugment(),
     ):
         super().__init__()
-        if stem not in ("patch", "conv"):
-            raise ValueError(f"stem must be patch or conv, got {stem!r}")
-        if tubelet_frames < 1:
-            raise ValueError(f"tubelet_frames must be at least 1, got {tubelet_frames}")
         self.dim = dim
         self.patch_size = patch_size
         self.tubelet_frames = tubelet_frames
