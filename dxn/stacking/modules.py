@@ -96,23 +96,23 @@ class TfIdf(nn.Module):
         columns = vocabulary.searchsorted(codes)
         is_known = vocabulary.take(columns, mode="clip") == codes
         cells = (rows * len(vocabulary) + columns)[is_known]
-        # As np.unique, which takes three times longer for a short text.
+        # As np.unique, which takes three times longer for a short text. `take` is faster than [].
         cells.sort()
         is_edge = np.ones(len(cells) + 1, bool)
         np.not_equal(cells[1:], cells[:-1], out=is_edge[1:-1])
         edges = is_edge.nonzero()[0]
-        counts, cells = edges[1:] - edges[:-1], cells[edges[:-1]]
+        counts, cells = edges[1:] - edges[:-1], cells.take(edges[:-1])
         rows, columns = np.divmod(cells, len(vocabulary))
-        values = (1 + np.log(counts.astype(np.float32))) * idf[columns]
+        values = (1 + np.log(counts.astype(np.float32))) * idf.take(columns)
         norms = np.sqrt(np.bincount(rows, values * values, size)).astype(np.float32)
-        return rows, columns, values / norms[rows]
+        return rows, columns, values / norms.take(rows)
 
     def forward(self, counted: Tensor, size: int) -> Tensor:
         """Return scores (size, K). `counted` is a block of `Features`."""
         rows, columns, values = self.entries(counted, size)
         if size == 1 and self.weight.device.type == "cpu":
             # The operation below takes longer to start.
-            return torch.from_numpy(values @ self.arrays[2][columns])[None]
+            return torch.from_numpy(values[None] @ self.arrays[2].take(columns, 0))
         # The entries are sorted by row, as embedding_bag needs it.
         offsets = rows.searchsorted(np.arange(size))
         columns, values, offsets = (
