@@ -137,16 +137,12 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     """
     # NumPy, because starting an operation of torch takes several times longer, which is most of
     # the time of a short text.
-    texts = [_parts(text) for text in batch["text"]]
+    # The parts between white space. Composed, so that "é" has one form.
+    composed = [unicodedata.normalize("NFC", text.lower()) for text in batch["text"]]
+    texts = [text.replace("\0", " ").split() for text in composed]
     device = batch["ids"].device
     counted = [torch.from_numpy(f(texts)).to(device) for f in (_word_codes, _gram_codes)]
     return Features("TF-IDF", torch.zeros(len(texts), 0, device=device), tuple(counted))
-
-
-def _parts(text: str) -> list[str]:
-    """Return the parts of a text between white space."""
-    # Composed, so that "é" has one form.
-    return unicodedata.normalize("NFC", text.lower()).replace("\0", " ").split()
 
 
 def _word_codes(texts: Sequence[Sequence[str]]) -> np.ndarray:
