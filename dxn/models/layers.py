@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -23,34 +22,18 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, dim: int, *, eps: float, unit_offset: bool = False):
         super().__init__(dim, eps=eps)
-        self.min_rms = eps**0.5  # that of a vector of zeros
         self.unit_offset = unit_offset
         if unit_offset:
             nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., D) over D."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        if x.device.type == "cpu" and not (
-            torch.is_grad_enabled() or torch.compiler.is_compiling()
-        ):
-            # torch's operator computes seven smaller ones, and takes twice as long.
-            size = torch.linalg.vector_norm(x, 2, -1, True, dtype=dtype)
-            rms = torch.hypot(size.mul_(x.shape[-1] ** -0.5), _scalar(self.min_rms))
-            weight = 1 + self.weight.to(dtype) if self.unit_offset else self.weight
-            normalized = (x / rms).mul_(weight)
-            return normalized if normalized.dtype == x.dtype else normalized.to(x.dtype)
         if self.unit_offset:
+            dtype = torch.promote_types(x.dtype, torch.float32)
             weight = 1 + self.weight.to(dtype)
             return F.rms_norm(x.to(dtype), self.normalized_shape, weight, self.eps).to(x.dtype)
         # Under autocast, x can be bf16 while the weight is float32.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
-@cache
-def _scalar(number: float) -> Tensor:
-    """Return a number as a tensor (), which some operators need."""
-    return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
 class LayerScale(nn.Module):

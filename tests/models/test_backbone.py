@@ -105,14 +105,9 @@ def test_the_gradients_equal_those_of_torch(pre_norm):
     assert_same(ours.blocks[1].mlp.up.bias.grad, theirs.layers[1].linear1.bias.grad, atol=1e-10)
 
 
-@pytest.mark.parametrize("has_gradients", [True, False])
-@pytest.mark.parametrize("unit_offset", [True, False])
-def test_rms_norm_equals_its_formula(has_gradients, unit_offset):
-    norm = lively(make_norm("rms", D, unit_offset=unit_offset))
-    x = numbers(B, N, D) / 500  # so small that the constant matters
-    expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (norm.weight + unit_offset)
-    with torch.set_grad_enabled(has_gradients):
-        assert_same(norm(x), expected)
+def test_rms_norm_equals_its_formula():
+    norm, x = lively(make_norm("rms", D)), numbers(B, N, D)
+    assert_same(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight)
 
 
 def test_layer_norm_equals_its_formula():
