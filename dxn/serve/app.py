@@ -334,4 +334,4 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        app.state.service.stop()
+        await app.state.service.stop()

@@ -92,9 +92,10 @@ class Service:
         """Start the model thread. The caller is in the event loop."""
         self.engine.start(asyncio.get_running_loop())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Finish what waits, and end the threads."""
-        self.engine.stop(self.options.timeout)
+        # Meanwhile, the event loop cancels the requests that have taken too long.
+        await asyncio.to_thread(self.engine.stop, self.options.timeout)
         for pool in (self.readers, self.drawer):
             pool.shutdown(wait=False, cancel_futures=True)
 

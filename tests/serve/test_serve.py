@@ -500,7 +500,8 @@ def test_a_request_that_takes_longer_than_the_stop_is_told_to_come_back(predicto
         try:
             urllib.request.urlopen(f"{url}/predict", json.dumps({"inputs": TEXT}).encode(), 20)
         except urllib.error.HTTPError as error:
-            answers.append((error.code, json.load(error)["error"]["message"]))
+            message = json.load(error)["error"]["message"]
+            answers.append((error.code, message, app.state.service.engine.busy_since is not None))
         opened.set()
 
     def ready(url):
@@ -509,7 +510,8 @@ def test_a_request_that_takes_longer_than_the_stop_is_told_to_come_back(predicto
 
     server.run(app, options, bind("127.0.0.1", 0), ready=ready)
     wait_until(lambda: answers)
-    assert answers == [(503, "the server is being stopped; send the request again")]
+    # The answer does not wait for the model.
+    assert answers == [(503, "the server is being stopped; send the request again", True)]
     assert "Traceback" not in capfd.readouterr().err
 
 
