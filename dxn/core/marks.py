@@ -26,15 +26,17 @@ class Mark(NamedTuple):
     Args:
         label: Its name.
         number: Number of the name, from which its color follows.
-        box: Start on each axis, then the stop on each axis, as fractions of the input; of a text,
-            in characters.
+        box: Start on each axis, then the stop on each axis, in fractions of a picture, characters
+            of a text, seconds of a sound or clip, or time steps of a series.
         score: Score from 0 to 1. None: it is true.
+        mask: Its pixels (H, W) bool, in any resolution of the whole picture. None: all of the box.
     """
 
     label: str
     number: int
     box: tuple[float, ...]
     score: float | None = None
+    mask: np.ndarray | None = None
 
 
 class Areas(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.staticfiles import StaticFiles
@@ -27,7 +27,7 @@ from dxn.serve.answers import Refusal, error_answer, event_stream, json_answer, 
 from dxn.serve.body import check_count, read_body
 from dxn.serve.conversation import has_conversation_page
 from dxn.serve.guard import OPEN, Guard
-from dxn.serve.operations import ATTEND, EMBED, PREDICT
+from dxn.serve.operations import ATTEND, EMBED, PREDICT, PREDICT_PIXELS
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import BASE64, value_data
 from dxn.serve.schema import (
@@ -39,6 +39,7 @@ from dxn.serve.schema import (
     Body,
     CreationBody,
     GenerationBody,
+    MaskBody,
 )
 from dxn.serve.service import Service
 from dxn.viz.page import SCRIPT
@@ -120,7 +121,9 @@ def make_app(
     app.direct = {}
     writer = service.operations.writer
     facts = schema.facts_of(predictor, writer, name)
-    main_page = "chat.html" if has_conversation_page(predictor, writer) else "index.html"
+    main = "chat.html" if has_conversation_page(predictor, writer) else "form.html"
+    shell, content = ((STATIC / file).read_text("utf-8") for file in ("page.html", main))
+    main_page = shell.replace("<!-- main -->", content)
 
     def post(path: str, answer: Callable[[Request, Any], Any]) -> None:
         body_model = schema.make_body(path, predictor, options, writer)
@@ -136,9 +139,11 @@ def make_app(
     def operation(path: str, kind: str) -> None:
         async def answer(request: Request, body: Body) -> Response:
             samples = body.samples
-            if kind == PREDICT and (answers := service.predict_now(samples)) is not None:
+            has_pixels = isinstance(body, MaskBody) and body.pixel_probabilities
+            is_plain = kind == PREDICT and not has_pixels
+            if is_plain and (answers := service.predict_now(samples)) is not None:
                 return json_answer({RESULTS: answers})
-            asked: Any = kind
+            asked: Any = PREDICT_PIXELS if has_pixels else kind
             if isinstance(body, AttentionBody):
                 asked = (kind, body.encoder)
                 if len(samples) > 1:
@@ -201,15 +206,15 @@ def make_app(
             raise Refusal(404, "there is no such example")
         return Response(file, media_type="application/octet-stream")
 
-    def page(path: str, file: Path) -> None:
+    def page(path: str, make_response: Callable[..., Response], content: Any) -> None:
         async def answer(request: Request) -> Response:
-            return FileResponse(file, headers={"Cache-Control": "no-cache"})
+            return make_response(content, headers={"Cache-Control": "no-cache"})
 
         app.add_route(path, answer, include_in_schema=False)
 
-    page("/", STATIC / main_page)
-    page("/docs", STATIC / "docs.html")
-    page("/static/attention.js", SCRIPT)
+    page("/", HTMLResponse, main_page)
+    page("/docs", FileResponse, STATIC / "docs.html")
+    page("/static/attention.js", FileResponse, SCRIPT)
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 

@@ -139,8 +139,9 @@ def read_examples(
 
     Returns:
         Of each row, the "texts" of the inputs that can be written as a text, the contents of the
-        "files" of the others, both by input name, and the "target" as a text ("": none). For a
-        model of conversations, the "messages" before the last answer instead of texts.
+        "files" of the others, both by input name, and the "target" as a text ("": none). A forecast
+        also has its "true" values, if there are not too many. For a model of conversations, the
+        "messages" before the last answer instead of texts.
 
     Raises:
         UserError: If the data of the run cannot be read.
@@ -183,8 +184,13 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
         elif (content := _file_of(name, cell, prepare)) is not None:
             files[name] = content
     target = rows.cells[TARGET][row] if TARGET in rows.cells else None
-    shown = "" if target is None else target_text(target)[:MAX_NAME]
-    return {"texts": texts, "files": files, "target": shown}
+    example: dict[str, Any] = {"texts": texts, "files": files, "target": ""}
+    if target is None:
+        return example
+    true = predictor.task.true_answer(target)
+    if true is not None and len(json.dumps(true)) <= MAX_TEXT:
+        example["true"] = true
+    return {**example, "target": target_text(target)[:MAX_NAME]}
 
 
 def _text_of(cell: Any, prepare: Tokenizer) -> str | None:
@@ -207,7 +213,10 @@ def _rounded(value: Any) -> Any:
     """Return nested lists of numbers with DIGITS digits, which a page can show."""
     if isinstance(value, list):
         return [_rounded(item) for item in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 10**DIGITS else short
 
 
 def _file_of(name: str, cell: Any, prepare: Tokenizer) -> bytes | None:

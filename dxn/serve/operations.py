@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,7 @@ from dxn.viz.page import shares_data
 from dxn.viz.sample import SampleView
 
 PREDICT = "predict"
+PREDICT_PIXELS = "predict pixels"  # also the probabilities of pixels
 EMBED = "embed"
 # For samples, a kind together with the options that a batch has in common.
 ATTEND = "attend"  # with the input whose encoder is drawn, or None
@@ -44,8 +46,8 @@ class Operations:
 
     def __call__(self, kind: Hashable, jobs: Sequence[Job]) -> list[Any]:
         """Compute the jobs of a batch, see `Engine`."""
-        if kind == PREDICT:
-            return self._by_job(jobs, self._predict)
+        if kind in (PREDICT, PREDICT_PIXELS):
+            return self._by_job(jobs, partial(self._predict, pixels=kind == PREDICT_PIXELS))
         if kind == EMBED:
             return self._by_job(jobs, self._embed)
         if isinstance(kind, tuple) and kind[0] == ATTEND:
@@ -69,15 +71,24 @@ class Operations:
         rest = iter(results)
         return [list(islice(rest, job.size)) for job in jobs]
 
-    def _predict(self, prepared: Prepared) -> list[dict[str, Any]]:
-        return self.predict(prepared.samples.batch_of(prepared.items), prepared.cells)
+    def _predict(self, prepared: Prepared, *, pixels: bool) -> list[dict[str, Any]]:
+        batch = prepared.samples.batch_of(prepared.items)
+        return self.predict(batch, prepared.cells, pixels=pixels)
 
+    @torch.inference_mode()
     def predict(
-        self, batch: dict[str, Any], cells: Sequence[Mapping[str, Any]]
+        self, batch: dict[str, Any], cells: Sequence[Mapping[str, Any]], *, pixels: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the answer for each sample of a batch, whose values are in `cells`."""
+        """Return the answer for each sample of a batch.
+
+        Args:
+            batch: The samples.
+            cells: Their values.
+            pixels: Whether the answers have the probability of a class at each pixel.
+        """
         task = self.predictor.task
-        predicted = self.predictor.predicted(batch, _name)
+        batch, output = self.predictor.output(batch, _name)
+        predicted = task.predict(self.predictor.model.head, output, batch)
         pairs = zip(predicted, cells, strict=True)
         answers = [task.answer(prediction, sample) for prediction, sample in pairs]
         for answer, prediction in zip(answers, predicted, strict=True):
@@ -88,6 +99,10 @@ class Operations:
             answers, task.beside(batch, self.predictor.tokenizers), strict=False
         ):
             answer |= more
+        if pixels:
+            files = task.pixel_probabilities(output, batch, cells)
+            for answer, file in zip(answers, files, strict=True):
+                answer |= {"pixel_class": task.pixel_class, "pixel_probabilities": file}
         return answers
 
     @torch.inference_mode()

@@ -148,6 +148,16 @@ class CreationBody(Body, Sampling):
     seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
 
 
+class MaskBody(Body):
+    """The body of a request for masks with two classes."""
+
+    pixel_probabilities: bool = Field(
+        False,
+        description='Also return the probability of the class "pixel_class" at each pixel, as a '
+        "PNG file with 8 bits per pixel in a data URL.",
+    )
+
+
 class AttentionBody(Body):
     """The body of a request for the attention on a sample."""
 
@@ -243,6 +253,8 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
         limited = Field(options.max_new, ge=1, le=most, description=field.description)
         keys["max_new"] = (int, limited)
     base = AttentionBody if path == "/attend" else Body
+    if path == "/predict" and predictor.task.pixel_class:
+        base = MaskBody
     if writes:
         base = CreationBody if predictor.task.creates else GenerationBody
     return create_model(f"{path[1:].title()}Body", __base__=base, **keys)
@@ -353,7 +365,11 @@ def described(summary: str, *, is_open: bool = False) -> dict[str, Any]:
         summary: What the answer is.
         is_open: Whether the request needs no key, and is answered with 503 if the model is stuck.
     """
-    return {"summary": summary, "responses": refused((*REFUSED, 503 if is_open else 401))}
+    return {
+        "summary": summary,
+        "response_description": "The answer.",
+        "responses": refused((*REFUSED, 503 if is_open else 401)),
+    }
 
 
 def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
@@ -375,6 +391,7 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
         "inputs": inputs,
         "labels": labels[:MAX_LABELS],
         "predicts": predictor.task.has_answers,
+        "pixel_class": predictor.task.pixel_class,
         "generates": generates,
         "creates": creates,
         "encoders": encoders_of(predictor),

@@ -26,7 +26,14 @@ from dxn.runs.predictor.writing import Text
 from dxn.serve.answers import busy, timed_out
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import PREDICT, WRITE, Operations, WritingSteps, attention_data
+from dxn.serve.operations import (
+    PREDICT,
+    PREDICT_PIXELS,
+    WRITE,
+    Operations,
+    WritingSteps,
+    attention_data,
+)
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light, to_cells
 
@@ -132,7 +139,9 @@ class Service:
             try:
                 async with asyncio.timeout(self.options.timeout):
                     # Embeddings are answered with the number of tokens of each sample.
-                    prepared = await self.prepare(samples, together=kind == PREDICT)
+                    prepared = await self.prepare(
+                        samples, together=kind in (PREDICT, PREDICT_PIXELS)
+                    )
                     job = self.engine.submit(kind, prepared, len(prepared))
                     hand_over(job)
                     result = await _result(job)

@@ -104,6 +104,11 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """Name of the input of which an answer has a "mask", a data URL of a PNG file. "": none."""
         return ""
 
+    @property
+    def pixel_class(self) -> str:
+        """Name of the class whose probabilities `pixel_probabilities` returns. "": none."""
+        return ""
+
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.
 
@@ -304,6 +309,29 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             tokenizers: The fitted tokenizers by name.
         """
         return ()
+
+    def pixel_probabilities(
+        self, output: Any, batch: Batch, samples: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        """Return the probability of `pixel_class` at each pixel, if there is such a class.
+
+        Args:
+            output: Output of the head for this batch.
+            batch: The samples.
+            samples: The inputs of each sample, as for `answer`.
+
+        Returns:
+            A PNG file with 8 bits per pixel in a data URL for each sample. A level of at least 128
+            is a probability above one half.
+        """
+        raise NotImplementedError(f"head={self.name} has no classes of pixels")
+
+    def true_answer(self, cell: Any) -> Any:
+        """Return a cell of the target in the form of the "prediction" of an answer.
+
+        Default: None, which says that the two are not drawn together.
+        """
+        return None
 
     def marks(self, value: Any, raws: Mapping[str, Any]) -> Mapping[str, Sequence[Mark | Areas]]:
         """Return what a drawing marks in each input, by input name. Default: nothing.

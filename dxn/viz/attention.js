@@ -533,7 +533,7 @@ function draw(root, data) {
     const below = make(box, "div", null, { class: "x" });
     for (const [y, label] of y_ticks) styled(make(left, "span", label), { top: `${100 * y / height}%` });
     for (const [x, label] of x_ticks) styled(make(below, "span", label), { left: `${100 * x / width}%` });
-    make(parent, "p", `horizontal: ${x_label}; vertical: ${y_label}`, { class: "soft" });
+    make(parent, "p", `horizontal: ${x_label}${y_label ? `; vertical: ${y_label}` : ""}`, { class: "soft" });
     return middle;
   }
 

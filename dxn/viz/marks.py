@@ -1,11 +1,11 @@
-"""Draw boxes with their names on a picture."""
+"""Draw objects on a picture: their masks or boxes, and their names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dxn.core.display import cut, percent
 from dxn.core.marks import Mark
@@ -18,15 +18,17 @@ LINES = 160  # the width of a line is the longer side divided by this number
 TEXTS = 20  # the same for the height of a text
 MIN_TEXT = 11  # pixels
 MAX_NAME = 24  # characters
+AREA = 0.5  # opacity of a mask
 
 
 def marked(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
-    """Return a picture uint8 (H, W, 3) with its marks and their names.
+    """Return a picture uint8 (H, W, 3) with its marks, their masks and their names.
 
     A name that would cover that of a mark with a higher score is left out. A small picture is
     enlarged.
     """
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    ranked = sorted(marks, key=lambda mark: 1.0 if mark.score is None else mark.score)
+    image = Image.fromarray(_filled(pixels, ranked))
     factor = -(-MIN_SIDE // max(image.size))
     if factor > 1:
         size = (image.width * factor, image.height * factor)
@@ -35,11 +37,10 @@ def marked(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
     side = max(image.size)
     width = max(round(side / LINES), 2)
     font = ImageFont.load_default(max(side / TEXTS, MIN_TEXT))
-    ranked = sorted(marks, key=lambda mark: 1.0 if mark.score is None else mark.score)
     places = [_pixels(mark, image) for mark in ranked]
     # The best one last, so that it is on top.
     for mark, place in zip(ranked, places, strict=True):
-        draw.rectangle(place, outline=COLORS[mark.number % len(COLORS)], width=width)
+        draw.rectangle(place, outline=color_of(mark.number), width=width)
     taken: list[tuple[float, ...]] = []
     for mark, (left, top, _, _) in zip(ranked[::-1], places[::-1], strict=True):
         score = "" if mark.score is None else f" {percent(mark.score)}"
@@ -52,11 +53,27 @@ def marked(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
         if any(_overlap(place, other) for other in taken):
             continue
         taken.append(place)
-        color = COLORS[mark.number % len(COLORS)]
+        color = color_of(mark.number)
         draw.rectangle(place, fill=color)
-        ink = "black" if _is_light(color) else "white"
+        ink = "black" if is_light(color) else "white"
         draw.text((x + width / 2, y), text, fill=ink, font=font)
     return np.asarray(image)
+
+
+def _filled(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
+    """Return a picture in which the masks of marks are colored, the last one on top."""
+    colors = np.array(pixels, np.float32)
+    weights = np.zeros((*pixels.shape[:2], 1), np.float32)
+    for mark in marks:
+        if mark.mask is not None:
+            rows, columns = (
+                ((np.arange(length) + 0.5) * count / length).astype(int)
+                for length, count in zip(pixels.shape, mark.mask.shape, strict=False)
+            )
+            inside = mark.mask[np.ix_(rows, columns)]
+            colors[inside] = ImageColor.getrgb(color_of(mark.number))
+            weights[inside] = AREA
+    return np.round(pixels * (1 - weights) + colors * weights).astype(np.uint8)
 
 
 def _pixels(mark: Mark, image: Image.Image) -> tuple[float, float, float, float]:
@@ -69,6 +86,12 @@ def _overlap(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     return left < second[2] and second[0] < right and top < second[3] and second[1] < bottom
 
 
-def _is_light(color: str) -> bool:
+def color_of(number: int) -> str:
+    """Return the color of the marks of a number, such as #e69f00."""
+    return COLORS[number % len(COLORS)]
+
+
+def is_light(color: str) -> bool:
+    """Return whether black letters are easier to read on a color than white ones."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue > 110
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 100

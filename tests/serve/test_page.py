@@ -78,10 +78,10 @@ def test_a_missing_browser_is_named_with_how_to_install_it(monkeypatch):
     assert all(name in str(refused.value) for name in PROGRAMS)
 
 
-def answered(page, path, **answer):
-    """Run the model on a picture, with this answer instead of that of the server."""
+def answered(page, path, field="input[type=file]", file=None, **answer):
+    """Run the model on a file, by default a picture, with this answer instead of the server's."""
     page.route(f"**/{path}", lambda route: route.fulfill(**answer))
-    page.locator("input[type=file]").first.set_input_files(picture())
+    page.locator(field).first.set_input_files(file or picture())
     page.click("#run")
 
 
@@ -125,11 +125,10 @@ def test_the_masks_of_objects_are_drawn(browser, boxes, is_compressed):
 
 
 def test_each_class_of_a_mask_can_be_hidden(browser, boxes):
-    file = io.BytesIO()
-    Image.fromarray(np.repeat(np.array([[0, 7]], np.uint8), 15, 1).repeat(20, 0)).save(file, "PNG")
+    pixels = np.repeat(np.array([[0, 7]], np.uint8), 15, 1).repeat(20, 0)
     mask = {
         "prediction": {"sky": 0.5, "tree": 0.5},
-        "mask": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}",
+        "mask": png_url(pixels),
         "values": {"sky": 0, "tree": 7},
         "colors": {"sky": "#000080", "tree": "#008000"},
         "masks_in": "image",
@@ -145,6 +144,91 @@ def test_each_class_of_a_mask_can_be_hidden(browser, boxes):
         assert page.evaluate(PIXEL, [0, 0])[3] == 255
         page.get_by_label("opacity of the mask").evaluate(SLIDE, 20)
         page.get_by_text("20%").wait_for()
+
+
+def png_url(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_a_threshold_moves_a_mask_of_two_classes_without_a_request(browser, tmp_path):
+    for folder in ("images", "masks"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        for i in range(20):
+            pixels = np.zeros((24, 24), np.uint8)
+            pixels[:, : i + 3] = 200 if folder == "images" else 1
+            Image.fromarray(pixels).save(tmp_path / "data" / folder / f"{i}.png")
+    (tmp_path / "data" / "classes.txt").write_text("sea\nland")
+    options = ["adapters.image.image_size=24", "adapters.image.patch_size=8", *PLAIN]
+    options += ["trainer.epochs=1", "report=false", f"{tmp_path}/data"]
+    train(tmp_path / "run", *SMALL, *options)
+    with server_of(dxn.load(tmp_path / "run")) as url:
+        sample = {"image": {"base64": base64.b64encode(picture()["buffer"]).decode()}}
+        plain, full = (
+            httpx.post(f"{url}/predict", json={"inputs": [sample], **option}).json()["results"][0]
+            for option in ({}, {"pixel_probabilities": True})
+        )
+        assert full | plain == full
+        assert full.keys() - plain.keys() == {"pixel_class", "pixel_probabilities"}
+        assert full["pixel_class"] == "land"
+        mask, levels = (
+            np.asarray(Image.open(io.BytesIO(base64.b64decode(full[key].split(",")[1]))))
+            for key in ("mask", "pixel_probabilities")
+        )
+        assert levels.shape == (20, 30) and levels.dtype == np.uint8
+        assert np.array_equal(mask == 1, levels >= 128)
+        with page_of(browser, url) as page:
+            page.uncheck("#attend")
+            page.set_input_files("input[type=file]", picture())
+            page.click("#run")
+            slider = page.get_by_label("minimum probability of land")
+            wait_until(page, "document.querySelector('#answer canvas')?.width === 30")
+            requests = []
+            page.on("request", lambda request: requests.append(request.url))
+            for share, limit in (("100%", 1), ("0%", 99)):
+                slider.evaluate(SLIDE, limit)
+                row = page.locator("#answer tr", has_text="land")
+                assert row.locator("td").first.inner_text() == share
+                land = [0, 0, 0, 255] if share == "0%" else [128, 0, 0, 255]
+                assert page.evaluate(PIXEL, [3, 3]) == land
+            assert requests == []
+
+
+# Two sounds of half a second.
+EVENTS = [
+    {"label": "bell", "score": 0.9, "start": 0.25, "stop": 0.75},
+    {"label": "dog", "score": 0.4, "start": 0.5, "stop": 1.0},
+]
+
+
+def test_events_are_drawn_below_the_wave_and_played(browser, digits):
+    file = io.BytesIO()
+    soundfile.write(file, 0.5 * np.sin(np.arange(16000) / 9), 8000, format="WAV")
+    sound = {"name": "x.wav", "mimeType": "audio/wav", "buffer": file.getvalue()}
+    answer = {"json": {"results": [{"prediction": EVENTS, "objects_in": "audio"}]}}
+    with page_of(browser, digits) as page:
+        page.uncheck("#attend")
+        answered(page, "predict", "#input-audio", sound, **answer)
+        page.wait_for_selector("#answer .chart .band")
+        wait_for_count(page, "#answer .chart .bar", 2)
+        heads = page.locator("#answer th[scope=col]").all_inner_texts()
+        assert heads == ["label", "score", "start (seconds)", "stop (seconds)"]
+        # They overlap, so that the second one is below the first one.
+        first, second = (
+            page.locator(f"#answer .bar:has-text('{e['label']}') rect").last.bounding_box()
+            for e in EVENTS
+        )
+        assert second["y"] > first["y"] and second["x"] == pytest.approx(first["x"] * 1.5, rel=0.5)
+        assert page.locator("#answer .bar title").all_text_contents() == [
+            "bell 90%, 0.25 to 0.75 seconds", "dog 40%, 0.5 to 1 seconds"
+        ]  # fmt: skip
+        page.get_by_label("minimum score").evaluate(SLIDE, 50)
+        wait_for_count(page, "#answer .chart .bar", 1)
+        page.locator("#answer .bar").click()
+        wait_until(page, "document.querySelector('#answer audio').currentTime >= 0.75")
+        wait_until(page, "document.querySelector('#answer audio').paused")
+        assert page.evaluate("document.querySelector('#answer audio').currentTime") < 1.5
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +266,9 @@ def test_a_forecast_is_drawn_after_its_history_with_bands(browser, forecasts, sc
         texts = page.locator("#answer svg.chart text").all_text_contents()
         assert "time steps after the end of the history" in texts and "sun" in texts
         assert page.locator("#answer p.soft.legend").inner_text().split("\n") == [
-            "history", "median", "10% to 90%", "25% to 75%"
+            "history", "median", "true values", "10% to 90%", "25% to 75%"
         ]  # fmt: skip
+        assert page.locator("#answer svg.chart path.true").count() == 1
         # Not reduced, so that its letters have the size that they should have.
         code = "x => x.getBoundingClientRect().width === x.viewBox.baseVal.width"
         assert page.locator("#answer svg.chart").evaluate(code)
@@ -191,6 +276,19 @@ def test_a_forecast_is_drawn_after_its_history_with_bands(browser, forecasts, sc
         page.locator("#answer svg.chart text", has_text="wind").wait_for()
         page.wait_for_selector("#stop[hidden]", state="attached")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_true_values_of_an_example_are_drawn_until_its_input_changes(browser, forecasts):
+    true = httpx.get(f"{forecasts}/model").json()["examples"][0]["true"]
+    assert np.shape(true) == (6, 2)
+    with page_of(browser, forecasts) as page:
+        page.uncheck("#attend")
+        page.locator(".example").first.click()
+        wait_for_count(page, "#answer .chart path.true", 1)
+        page.locator("#input-series").fill(json.dumps([[i, 1] for i in range(24)]))
+        page.click("#run")
+        page.wait_for_selector("#answer .chart path.second")
+        wait_for_count(page, "#answer .chart path.true", 0)
 
 
 def test_frames_are_drawn_in_the_same_colors(browser, boxes):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from helpers.newcomer import printed
 from helpers.videos import write_video
 
 from dxn.tasks import Detect
+from dxn.tasks.detect.metric import Detected
 from dxn.tasks.detect.objects import Objects
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, to_places, to_prepared
 from dxn.tokenize import AudioAdapter, AudioAugment, SeriesAdapter, VideoAdapter
 from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 from dxn.tokenize.series.tokenizer import SeriesAugment
 from dxn.tokenize.video.reader import VideoSampling
+from dxn.viz.drawers import Shown, get_drawer
 
 RATE = 8000
 
@@ -230,3 +233,34 @@ def test_events_end_with_their_clip():
     series = target_of(SeriesAdapter(dim=8), "series")
     value = series.read([{"label": "tone", "start": 2, "end": 9}], "", {"series": [1.0] * 5})
     assert value.boxes == ((2.0, 5.0),)
+
+
+EVENT_INPUTS = {
+    "audio": (AudioAdapter, {"sample_rate": RATE}, torch.zeros(2 * RATE), "seconds"),
+    "video": (VideoAdapter, {"image_size": 16}, torch.zeros(2, 3, 16, 16).byte(), "seconds"),
+    "series": (SeriesAdapter, {"patch_size": 1}, torch.zeros(2, 1), "time steps"),
+}
+
+
+@pytest.mark.parametrize("modality", EVENT_INPUTS)
+def test_true_events_are_drawn_above_the_predicted_ones(modality):
+    kind, options, raw, unit = EVENT_INPUTS[modality]
+    adapter = kind(dim=8, **options)
+    task = Detect(threshold=0.3)
+    task.target.labels = ("bell", "<b>")
+    task.target.usual_size = [1.0]
+    task.target.bind({"input": adapter})
+    true = Objects(("bell",), ((0.5, 1.5),))
+    boxes = torch.tensor([[0.0, 1.0], [0.5, 2.5], [0.0, 2.0]])
+    found = Detected(torch.tensor([0, 1, 0]), torch.tensor([0.9, 0.4, 0.1]), boxes)
+    marks = [mark for value in (true, found) for mark in task.marks(value, {})["input"]]
+    html = get_drawer(modality).marked_fragment(Shown(modality, raw, adapter.tokenizer), marks)
+    above, below = html.split('<p class="note">predicted')
+    assert f'aria-label="true: bell, 0.5 to 1.5 {unit}"' in above
+    assert f"bell 90%, 0 to 1 {unit}; &lt;b&gt; 40%, 0.5 to 2.5 {unit}" in below
+    assert "<b>" not in html and above.count("lane") == 1
+    # The predicted ones overlap, and one ends after the input.
+    assert below.count("lane") == 2
+    places = re.findall(r"left:([\d.]+)%;width:([\d.]+)%", html)
+    expected = [(25, 50), (0, 50), (25, 75)]
+    np.testing.assert_allclose(np.array(places, float), expected, atol=0.4)

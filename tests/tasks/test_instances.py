@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.newcomer import printed, refused
 from helpers.runs import SMALL_IMAGES, metrics_of, train
-from PIL import Image
+from PIL import Image, ImageColor
 
 from dxn.core.errors import UserError
 from dxn.tasks import Segment
@@ -17,6 +17,7 @@ from dxn.tasks.segment.drawn import Area, compressed, run_lengths, runs_of
 from dxn.tasks.segment.instances import FoundMasks, Instances, no_masks
 from dxn.tokenize import ImageAdapter
 from dxn.tokenize.base import Placement
+from dxn.viz.marks import marked
 
 LEFT, RIGHT = [[2, 2, 12, 2, 12, 12, 2, 12]], [[18, 16, 30, 16, 30, 28, 18, 28]]
 SQUARES = [{"label": "square", "segmentation": each} for each in (LEFT, RIGHT)]
@@ -159,3 +160,25 @@ def test_a_model_of_objects_is_exported(run, tmp_path, capsys):
 def test_options_that_do_not_fit_instances_are_refused(tmp_path, capsys, options, problem):
     run = f"run={tmp_path / 'run'}"
     assert problem in refused(capsys, "train", *DATA, *SMALL, *options, run)
+
+
+def test_true_and_predicted_masks_are_drawn_in_the_colors_of_their_classes():
+    task = Segment(queries=3, instances=True, threshold=0.3)
+    task.target.bind({"image": ImageAdapter(dim=8)})
+    task.target.labels = ("square", "tree")
+    gray = np.full((64, 64, 3), 100, np.uint8)
+    colors = [(np.array(ImageColor.getrgb(c)) + 100) / 2 for c in ("#e69f00", "#56b4e9")]
+
+    def drawn_at(value, *places):
+        pixels = marked(gray, task.marks(value, {})["image"])
+        return [pixels[len(pixels) * y // 32, len(pixels) * x // 32] for y, x in places]
+
+    true = task.target.read(SQUARES, "row 1", {"image": gray[:32, :32]})
+    inside, other, outside = drawn_at(true, (8, 8), (24, 26), (28, 8))
+    assert np.allclose([inside, other], colors[0], atol=1) and (outside == 100).all()
+    left, top = np.zeros((2, 8, 8), bool)
+    left[:, :4], top[:4] = True, True
+    found = found_of([left, top, ~left], [0.9, 0.4, 0.1], [0, 1, 1])
+    # The mask with the higher score is on top, and one below the threshold is left out.
+    best, second, none = drawn_at(found, (10, 8), (10, 24), (28, 24))
+    assert np.allclose([best, second], colors, atol=1) and (none == 100).all()

@@ -287,10 +287,20 @@ class Predictor:
         Raises:
             UserError: If an output of the model is not finite.
         """
+        batch, output = self.output(batch, describe)
+        return self.task.predict(self.model.head, output, batch)
+
+    def output(
+        self, batch: dict[str, Any], describe: Callable[[int], str]
+    ) -> tuple[dict[str, Any], Any]:
+        """Return a batch on the device of the model, and the output of the head for it.
+
+        The arguments are those of `predicted`.
+        """
         batch = to_device(batch, self.device)
         output = as_float(self.network(batch))
         check_finite(output, batch, describe)
-        return self.task.predict(self.model.head, output, batch)
+        return batch, output
 
     def threads_for(self, num_samples: int) -> int:
         """Return the number of threads that compute a batch of samples in the least time."""

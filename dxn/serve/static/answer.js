@@ -1,20 +1,21 @@
 // The answer of the model: a prediction with its probabilities, a forecast, a vector or a text.
-import { showForecast, showSeries } from "./chart.js";
+import { rowsOf, showForecast, showSeries } from "./chart.js";
 import { make, makeMedia, percent, plain } from "./elements.js";
 import { showFrames } from "./frames.js";
 import { showMask, showObjects } from "./marks.js";
 
 const MAX_BARS = 10;
 
-// values: what the user has entered, by the name of the input.
-export function showAnswer(box, result, path, values = {}) {
+// values: what the user has entered, by the name of the input. kinds: the modality of each input. truth: the true values
+// of a forecast, null if they are not known.
+export function showAnswer(box, result, path, { values, kinds, truth }) {
   box.replaceChildren();
   if (path === "embed") return showVector(box, result);
   const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in, masks_in, restored_in } = result;
   if (restored_in) {
     showRestored(box, result, values[restored_in]);
   } else if (objects_in) {
-    showObjects(box, prediction, values[objects_in]);
+    showObjects(box, prediction, values[objects_in], kinds[objects_in]);
   } else if (masks_in) {
     showMask(box, result, values[masks_in]);
   } else if (entities) {
@@ -36,7 +37,7 @@ export function showAnswer(box, result, path, values = {}) {
     make(box, "p", prediction.join(", ") || "none", { class: "answer", dir: "auto" });
   }
   bars(box, probabilities);
-  if (quantiles) forecast(box, result);
+  if (quantiles) forecast(box, result, truth);
   if (result.note) make(box, "p", `Note: ${result.note}.`, { class: "soft" });
   const details = make(box, "details", null);
   make(details, "summary", "the whole answer");
@@ -48,7 +49,7 @@ function showRestored(box, { prediction, num_codes, restored, type }, file) {
   const codes = prediction.flat().length.toLocaleString("en");
   make(box, "p", `${codes} codes, each one of ${num_codes.toLocaleString("en")}`, { class: "soft" });
   if (!type) {
-    const original = numbersOf(file);
+    const original = rowsOf(file);
     return showSeries(box, { ...(original ? { original } : {}), decoded: restored });
   }
   const files = [["decoded", type, dataUrl(type, restored)]];
@@ -58,15 +59,6 @@ function showRestored(box, { prediction, num_codes, restored, type }, file) {
     // The browser may not know the format of the original.
     showFile(figure, kind, source, name).addEventListener("error", () => figure.remove());
     make(figure, "figcaption", name, { class: "soft" });
-  }
-}
-
-// The values of a series that is written as JSON, as those of examples; null for a file or another text.
-function numbersOf(text) {
-  try {
-    return typeof text === "string" ? [JSON.parse(text)].flat() : null;
-  } catch {
-    return null;
   }
 }
 
@@ -84,9 +76,9 @@ function bars(box, probabilities) {
 }
 
 // A chart or frames, and for few channels the numbers.
-function forecast(box, result) {
-  if (Array.isArray(result.prediction[0]?.[0])) return showFrames(box, result);
-  showForecast(box, result);
+function forecast(box, result, truth) {
+  if (Array.isArray(result.prediction[0]?.[0])) return showFrames(box, result, truth);
+  showForecast(box, result, truth);
   const details = make(box, "details", null);
   make(details, "summary", "the values of each step");
   steps(details, result.quantiles);

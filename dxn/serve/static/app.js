@@ -16,10 +16,11 @@ let model = null;
 let options = [];  // the options of the model, as above
 let fields = [];
 let running = null;  // the AbortController of the current request
+let truth = null;  // the true values of the chosen example, if it is a forecast, until an input changes
 
 function start(answer) {
   model = answer;
-  fields = model.inputs.map(input => makeField(at("fields"), input, update));
+  fields = model.inputs.map(input => makeField(at("fields"), input, () => { truth = null; update(); }));
   if (model.generates) addOptions();
   at("attend").parentElement.hidden = !attends();
   at("encoder").hidden = !attends() || !model.encoders.length;
@@ -69,6 +70,7 @@ function addExample(example, index) {
         if (name in example.texts) field.setText(example.texts[name]);
         else if (example.files.includes(name)) field.setFile(await exampleFile(index, name));
       }
+      truth = example.true ?? null;
       await run();
     } catch (error) {
       problem(error);
@@ -129,8 +131,11 @@ async function run() {
   try {
     if (path === "generate") await generate(values, options, own.signal);
     else {
-      const { results } = await request(path, { values, signal: own.signal });
-      showAnswer(at("answer"), results[0], path, values);
+      // For a slider that moves the mask.
+      const options = path === "predict" && model.pixel_class ? { pixel_probabilities: true } : {};
+      const { results } = await request(path, { values, options, signal: own.signal });
+      const kinds = Object.fromEntries(model.inputs.map(({ name, kind }) => [name, kind]));
+      showAnswer(at("answer"), results[0], path, { values, kinds, truth });
     }
     if (attends() && at("attend").checked && own === running) await attend(values, own.signal);
   } catch (error) {

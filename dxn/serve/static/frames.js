@@ -5,14 +5,14 @@ const MAX_FRAMES = 6;
 // The color map viridis at 0, 1/4, ..., 1, and the color of a missing cell.
 const COLORS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], MISSING = [160, 160, 160];
 
-// The last frames of the history, and the medians of the next ones.
-export function showFrames(box, { prediction, history = [] }) {
-  const rows = { history: history.slice(-MAX_FRAMES), forecast: prediction.slice(0, MAX_FRAMES) };
+// The last frames of the history, the medians of the next ones, and the true ones if they are known.
+export function showFrames(box, { prediction, history = [] }, truth = null) {
+  const rows = { history: history.slice(-MAX_FRAMES), forecast: prediction.slice(0, MAX_FRAMES), "true values": (truth ?? []).slice(0, MAX_FRAMES) };
   const cells = Object.values(rows).flat(3).filter(value => value !== null);
   const low = cells.reduce((a, b) => Math.min(a, b), Infinity), high = cells.reduce((a, b) => Math.max(a, b), -Infinity);
   for (const [name, frames] of Object.entries(rows)) {
     if (!frames.length) continue;
-    const steps = name === "forecast" ? `the next ${frames.length}` : `the last ${frames.length}`;
+    const steps = name === "history" ? `the last ${frames.length}` : `the next ${frames.length}`;
     make(box, "p", `${name}, ${steps} time steps`, { class: "soft" });
     const row = make(box, "div", null, { class: "frames" });
     frames.forEach((frame, i) => drawFrame(row, frame, low, high, `${name} ${i + 1}`));

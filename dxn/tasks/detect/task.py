@@ -188,9 +188,7 @@ class Detect(Task[DetectedObjects]):
         return None
 
     def marks(self, value: Detected | Objects, raws: Mapping[str, Any]) -> dict[str, list[Mark]]:
-        """Return the boxes of predicted or true objects in a picture."""
-        if len(self.target.usual_size) != 2:
-            return {}
+        """Return the boxes of predicted or true objects in a picture, or the events."""
         labels = list(self.target.labels)
         marks: list[Mark] = []
         if isinstance(value, Objects):

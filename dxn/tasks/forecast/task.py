@@ -399,13 +399,21 @@ class Forecast(Task[FutureValues]):
         The values are lists of H numbers, or H lists of K numbers if there are several channels.
         The values of frames are H lists of rows.
         """
-        values = prediction.squeeze(1) if prediction.shape[1] == 1 else prediction
-        if self.target.frame is not None:
-            values = prediction.unflatten(1, self.target.frame)
+        values = self._shaped(prediction)
         by_quantile = {
             f"{q:g}": _rounded(values[..., i]) for i, q in enumerate(self._levels(prediction))
         }
         return {"prediction": by_quantile["0.5"], "quantiles": by_quantile}
+
+    def true_answer(self, cell: Any) -> list[Any]:
+        """Return the true future values in the form of the medians."""
+        return _rounded(self._shaped(self.target.read(cell, "", {}).values))
+
+    def _shaped(self, values: Tensor) -> Tensor:
+        """Return values (H, K, ...) without the axis of a single channel, or as frames."""
+        if self.target.frame is not None:
+            return values.unflatten(1, self.target.frame)
+        return values.squeeze(1)
 
     def beside(self, batch: Batch, tokenizers: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the end of the history of each sample, in the form of the quantiles.

@@ -333,21 +333,21 @@ def no_masks() -> FoundMasks:
 
 
 def object_marks(value: FoundMasks | Instances, target: ObjectMasks) -> list[Mark]:
-    """Return the boxes around predicted or true objects."""
+    """Return the boxes and masks of predicted or true objects."""
     labels = list(target.labels)
     marks: list[Mark] = []
     if isinstance(value, Instances):
         for label, mask in zip(value.names, value.masks(), strict=True):
             if mask.any():
                 number = labels.index(label) if label in labels else len(labels)
-                marks.append(Mark(label, number, _box(mask)))
+                marks.append(Mark(label, number, _box(mask), mask=mask))
         return marks
     for i in (value.scores >= target.threshold).nonzero().flatten().tolist():
         number = int(value.classes[i])
         # The placement is needed only in fractions, so any size of the original does.
         mask = value.mask(i, value.size)
         if mask.any():
-            marks.append(Mark(labels[number], number, _box(mask), float(value.scores[i])))
+            marks.append(Mark(labels[number], number, _box(mask), float(value.scores[i]), mask))
     return marks
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Ge, Le
-from torch import nn
+from torch import Tensor, nn
 
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
@@ -32,7 +32,7 @@ from dxn.tasks.segment.instances import (
     no_masks,
     object_marks,
 )
-from dxn.tasks.segment.masks import Mask, data_url, sum_of
+from dxn.tasks.segment.masks import Mask, data_url, png, sum_of
 from dxn.tasks.segment.simple import WHOLE, simple_masks
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
 from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented, marked_areas
@@ -116,6 +116,12 @@ class Segment(Task[PixelClasses]):
     def objects_in(self) -> str:
         """Name of the input with the pictures, if their objects have masks."""
         return self.target.input if self.instances else ""
+
+    @property
+    def pixel_class(self) -> str:
+        """Name of the second class of masks with two classes, see `pixel_probabilities`."""
+        labels = () if self.instances else self.target.labels
+        return labels[1] if len(labels) == 2 else ""
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the options of the queries.
@@ -202,7 +208,10 @@ class Segment(Task[PixelClasses]):
             assert self.space is not None
             decoded = self.space.decode(output, batch)
             return found_masks(decoded, self.target, batch, self.max_objects)
-        classes = output.argmax(1).byte().cpu()
+        return self._segmented(output.argmax(1).byte().cpu(), batch)
+
+    def _segmented(self, classes: Tensor, batch: Batch) -> list[Segmented]:
+        """Return the values (B, H, W) of the pixels of a batch, one per picture."""
         part = batch[self.target.input]
         sizes = part["sizes"].tolist()
         placement = self.target.tokenizers[self.target.input].placement(part)
@@ -249,6 +258,18 @@ class Segment(Task[PixelClasses]):
             "masks_in": self.target.input,
         }
 
+    def pixel_probabilities(
+        self, output: Any, batch: Batch, samples: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """Return the probability of the second class at each pixel, see `Task`."""
+        assert self.space is not None
+        second = self.space.decode(output, batch)["probabilities"][:, 1].cpu()
+        # One half is 127, so that exactly the pixels of the second class have at least 128.
+        levels = ((256 * second).ceil() - 1).clamp(0, 255).byte()
+        pictures = zip(self._segmented(levels, batch), samples, strict=True)
+        masks = [self._mask(picture, sample) for picture, sample in pictures]
+        return [data_url(png(mask, range(256), "L", ())) for mask in masks]
+
     def found(
         self, prediction: FoundMasks, inputs: Mapping[str, Any] | None, threshold: float
     ) -> list[dict[str, Any]]:
@@ -259,7 +280,7 @@ class Segment(Task[PixelClasses]):
     def marks(
         self, value: Segmented | Mask | FoundMasks | Instances, raws: Mapping[str, Any]
     ) -> Mapping[str, Sequence[Mark | Areas]]:
-        """Return a predicted or true mask, or the boxes around objects."""
+        """Return a predicted or true mask, or the objects with their boxes and masks."""
         if isinstance(value, FoundMasks | Instances):
             assert isinstance(self.target, ObjectMasks)
             return {self.target.input: object_marks(value, self.target)}

@@ -13,10 +13,12 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from dxn.core.marks import Areas, Mark
 from dxn.viz.drawers.drawer import Drawer, Shown
 from dxn.viz.figure import ORANGE
 from dxn.viz.html import data_url
 from dxn.viz.media import encoded, picture
+from dxn.viz.timeline import timeline
 
 SMALL_SIDE = 400  # pixels of the longer side; a smaller picture is enlarged without smoothing
 MAX_DOTS = 100  # centers of overlapping patches; with more, dots would cover the picture
@@ -125,10 +127,12 @@ class PanelDrawer(Drawer):
         max_marks: Number of different starts of tokens that are outlined, because more outlines
             would be narrower than a few pixels. None: all.
         is_drawing: Whether the picture has few colors.
+        time_unit: Unit of the places of events.
     """
 
     max_marks: int | None = None
     is_drawing: bool = False
+    time_unit: str = "seconds"
 
     def panel(self, shown: Shown) -> Panel:
         """Return the picture."""
@@ -141,6 +145,10 @@ class PanelDrawer(Drawer):
     def note(self, shown: Shown, coords: np.ndarray) -> str:
         """Return a note about the tokens, which continues the title."""
         return ""
+
+    def length(self, shown: Shown) -> float:
+        """Return the end of the time axis of events. Default: that of the picture."""
+        return self.panel(shown).width
 
     def describe(self, shown: Shown) -> str:
         """Return a description for readers who do not see the picture."""
@@ -170,6 +178,12 @@ class PanelDrawer(Drawer):
 
     def fragment(self, shown: Shown) -> str:
         return picture(self.panel(shown).pixels, self.describe(shown), drawing=self.is_drawing)
+
+    def marked_fragment(self, shown: Shown, marks: Sequence[Mark | Areas]) -> str:
+        """Return the input as HTML with the true and the predicted events below it."""
+        events = [mark for mark in marks if isinstance(mark, Mark)]
+        bars = timeline(events, self.length(shown), self.time_unit)
+        return f'<div class="timed">{self.fragment(shown)}{bars}</div>'
 
 
 def thinned(starts: np.ndarray, max_marks: int | None) -> tuple[np.ndarray, str]:

@@ -28,6 +28,7 @@ class SeriesDrawer(PanelDrawer):
     unit = "patch"
     max_marks = 120
     is_drawing = True
+    time_unit = "time steps"
 
     def size(self, shown: Shown) -> tuple[float, float]:
         return INCHES, _height(shown) + 0.7
@@ -48,7 +49,9 @@ class SeriesDrawer(PanelDrawer):
             channel = f", channel {int(row[2]) + 1}" if len(row) > 2 else ""
             # Counted from 1, and the last step is included.
             # A patch can start with padding in front of the series.
-            names.append(f"steps {max(int(row[0]), 0) + 1} to {int(row[1])}{channel}")
+            first, last = max(int(row[0]), 0) + 1, int(row[1])
+            steps = f"step {last}" if first == last else f"steps {first} to {last}"
+            names.append(f"{steps}{channel}")
         return names
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 import matplotlib as mpl
 import numpy as np
 from torch import Tensor
 
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.video.adapter import VideoAdapter
 from dxn.tokenize.video.tokenizer import VideoTokenizer
 from dxn.viz.drawers.drawer import Shown
@@ -70,6 +72,13 @@ class VideoDrawer(StripDrawer):
             names.append(f"frame {int(start) + 1}{where}")
         return names
 
+    def length(self, shown: Shown) -> float:
+        """Return the seconds of the clip, or of its frames at their rate if the clip is gone."""
+        reader = shown.preprocessor.reader
+        with suppress(BadMedia):
+            return reader.extent(shown.raw if shown.source is None else shown.source)[0]
+        return reader.extent(shown.raw)[0]
+
     def file(self, shown: Shown) -> bytes:
         """Return the frames that the model reads as the content of an MP4 file."""
         prepare = shown.preprocessor
@@ -93,6 +102,7 @@ class FramesDrawer(StripDrawer):
 
     unit = "patch"
     is_drawing = True
+    time_unit = "time steps"
 
     def panel(self, shown: Shown) -> Panel:
         height, width = shown.preprocessor.reader.grid_size
@@ -110,6 +120,9 @@ class FramesDrawer(StripDrawer):
         boxes = in_strip(coords[:, 2:], step, grid_size, _gap_of_cells(shown))
         boxes[(step < 0) | (coords[:, 0] >= len(shown.raw))] = np.nan
         return boxes
+
+    def length(self, shown: Shown) -> float:
+        return float(len(shown.raw))
 
     def note(self, shown: Shown, coords: np.ndarray) -> str:
         hidden = len(shown.raw) - MAX_FRAMES
