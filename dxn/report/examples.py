@@ -121,7 +121,7 @@ def _attention(
         samples.append(
             {
                 "prediction": _line(answer),
-                "truth": _true_line(evidence.task, last.truths[i], inputs),
+                "truth": true_line(evidence.task, last.truths[i], inputs),
                 "where": last.origins[i],
                 "html": budget.spend(f"<dxn-attention>{script}</dxn-attention>"),
             }
@@ -213,7 +213,7 @@ def examples(
             {
                 "where": origins[i],
                 "prediction": cut(_line(answer, is_named=is_named), MAX_TEXT),
-                "truth": cut(_true_line(task, truths[i], inputs), MAX_TEXT),
+                "truth": cut(true_line(task, truths[i], inputs), MAX_TEXT),
                 "is_right": is_right,  # None: it is neither right nor wrong
                 "note": note,
                 "shares": [(n, p, percent(p)) for n, p in listed_probabilities(answer)[:3]],
@@ -306,7 +306,7 @@ def _line(answer: Mapping[str, Any], *, is_named: bool = False) -> str:
     return answer["prediction"] if is_short else answer_line(answer)
 
 
-def _true_line(task: Task, truth: Any, inputs: Mapping[str, Shown]) -> str:
+def true_line(task: Task, truth: Any, inputs: Mapping[str, Shown]) -> str:
     """Return a target as a line. Tags become entities, such as "Ann (PER)"."""
     if task.answer_kind is not AnswerKind.TAGS:
         return target_text(truth) or "none"

@@ -19,7 +19,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.cell_paths import OutsidePath
 from dxn.data.rows import TARGET, Rows
-from dxn.report.examples import target_text
+from dxn.report.examples import target_text, true_line
 from dxn.runs.evaluation.data import rows_of_run
 from dxn.runs.folder import name_of
 from dxn.runs.predictor.predictor import Predictor
@@ -27,8 +27,10 @@ from dxn.runs.predictor.writing import Writer
 from dxn.serve.conversation import example_messages, has_conversation_page
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.serve.prepare import takes_text
+from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import BadMedia, Tokenizer
 from dxn.viz.drawers import Shown, get_drawer
+from dxn.viz.sample import shown_inputs
 
 LIBRARIES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 BACKLOG = 512  # connections that the operating system accepts before the server does
@@ -190,7 +192,20 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
     true = predictor.task.true_answer(target)
     if true is not None and len(json.dumps(true)) <= MAX_TEXT:
         example["true"] = true
-    return {**example, "target": target_text(target)[:MAX_NAME]}
+    return {**example, "target": _target_line(rows, row, predictor)[:MAX_NAME]}
+
+
+def _target_line(rows: Rows, row: int, predictor: Predictor) -> str:
+    """Return a target as a line: of tags, the entities; of a mask, the name of its file."""
+    task, cell = predictor.task, rows.cells[TARGET][row]
+    if task.answer_kind is AnswerKind.TAGS:
+        names = task.target.required
+        raws = {n: predictor.tokenizers[n].reader.read(rows.cells[n][row]) for n in names}
+        tags = task.target.read(cell, rows.origin[row], raws)
+        return true_line(task, tags, shown_inputs(predictor.adapters, raws))
+    text = target_text(cell)
+    # A path on this machine must not be exposed to clients.
+    return Path(text).name if task.masks_in else text
 
 
 def _text_of(cell: Any, prepare: Tokenizer) -> str | None:
@@ -205,13 +220,13 @@ def _text_of(cell: Any, prepare: Tokenizer) -> str | None:
         return text if len(text) <= MAX_TEXT else None
     if isinstance(cell, list | tuple):
         is_words = all(isinstance(item, str) for item in cell)
-        return " ".join(cell) if is_words else json.dumps(list(cell))
+        return " ".join(cell) if is_words else json.dumps(_rounded(list(cell)))
     return str(cell)
 
 
 def _rounded(value: Any) -> Any:
     """Return nested lists of numbers with DIGITS digits, which a page can show."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     if not isinstance(value, float):
         return value

@@ -58,7 +58,7 @@ main { display: flex; flex-wrap: wrap; gap: .5rem 3rem; align-items: flex-start;
 .legend i { width: 8rem; height: .7rem; border: 1px solid var(--line); border-radius: 2px; }
 .pictures { display: flex; flex-wrap: wrap; gap: .6rem; }
 .copy { display: block; max-width: 100%; }
-.chart { display: grid; grid-template-columns: auto 1fr; max-width: 44rem; }
+.chart { display: grid; grid-template-columns: auto 1fr; max-width: 44rem; padding-right: .8rem; }
 .overlay { position: relative; max-width: 100%; line-height: 0; isolation: isolate; overflow: hidden; }
 /* The picture in grey, from middle grey to white: the color of the attention multiplies it. */
 .overlay img { max-width: 100%; display: block; filter: grayscale(1) contrast(.3334) brightness(1.5); }
@@ -633,7 +633,8 @@ function draw(root, data) {
   function list(values, name, most) {
     Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, most).forEach((i, k) => {
       if (k) at("reads").append(", ");
-      make(at("reads"), "bdi", name(i));
+      // A comma as a token is not one of the list.
+      make(at("reads"), "bdi", /[\p{L}\p{N}]/u.test(name(i)) ? name(i) : `“${name(i)}”`);
       at("reads").append(` (${percent(values[i])})`);
     });
   }

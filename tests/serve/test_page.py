@@ -190,8 +190,11 @@ def test_a_threshold_moves_a_mask_of_two_classes_without_a_request(browser, tmp_
                 slider.evaluate(SLIDE, limit)
                 row = page.locator("#answer tr", has_text="land")
                 assert row.locator("td").first.inner_text() == share
-                land = [0, 0, 0, 255] if share == "0%" else [128, 0, 0, 255]
+                land = [0, 0, 0, 0] if share == "0%" else [128, 0, 0, 255]
                 assert page.evaluate(PIXEL, [3, 3]) == land
+            # The background is black, so that it is not drawn at first.
+            page.get_by_label("show sea").check()
+            assert page.evaluate(PIXEL, [3, 3]) == [0, 0, 0, 255]
             assert requests == []
 
 
@@ -317,6 +320,14 @@ def test_a_created_sound_is_played_and_a_series_is_drawn(browser, writer):
         page.click("#run")
         wait_until(page, "document.querySelector('#answer audio')?.duration > 0.09")
         wait_for_count(page, "#answer svg.chart", 2)
+
+
+def test_an_empty_text_is_explained(browser, writer):
+    body = 'data: {"index": 0, "generated": ""}\n\n'
+    with server_of(writer) as url, page_of(browser, url) as page:
+        page.route("**/generate", lambda route: route.fulfill(body=body))
+        page.click("#run")
+        page.get_by_text("The model has written an empty text.").wait_for()
 
 
 def test_a_printed_page_is_light(browser, boxes):
@@ -498,6 +509,11 @@ def test_the_page_of_all_requests_lists_them(browser, digits):
     with page_of(browser, f"{digits}/docs") as page:
         page.get_by_role("heading", name="POST /predict").wait_for()
         assert page.locator("section").count() == 8
+        post = page.locator("section", has=page.get_by_role("heading", name="POST /predict"))
+        rows = post.locator("table").first.locator("tr").all_inner_texts()
+        assert ["inputs[].text", "text or number or list", "text"] in [r.split("\t") for r in rows]
+        fields = post.locator("table code").all_inner_texts()
+        assert fields[-3:] == [f"results[].{n}" for n in ("prediction", "probabilities", "note")]
 
 
 def test_created_and_decoded_pictures_are_shown(browser, tmp_path):

@@ -6,9 +6,9 @@ import { showMask, showObjects } from "./marks.js";
 
 const MAX_BARS = 10;
 
-// values: what the user has entered, by the name of the input. kinds: the modality of each input. truth: the true values
-// of a forecast, null if they are not known.
-export function showAnswer(box, result, path, { values, kinds, truth }) {
+// values: what the user has entered, by the name of the input. kinds: the modality of each input. target: the name of what is
+// predicted. truth: the true values of a forecast, null if they are not known.
+export function showAnswer(box, result, path, { values, kinds, target, truth }) {
   box.replaceChildren();
   if (path === "embed") return showVector(box, result);
   const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in, masks_in, restored_in } = result;
@@ -23,6 +23,7 @@ export function showAnswer(box, result, path, { values, kinds, truth }) {
     const chips = make(box, "div", null, { class: "chips" });
     for (const { text, label } of entities) make(chips, "span", `${text}: ${label}`, { class: "chip", dir: "auto" });
   } else if (typeof prediction === "number") {
+    make(box, "p", plain(target), { class: "soft" });
     make(box, "p", Number(prediction.toPrecision(6)).toString(), { class: "answer" });
   } else if (excerpt) {
     make(box, "p", prediction, { class: "answer", dir: "auto" });
@@ -111,6 +112,7 @@ export function showGenerated(box) {
     if (type) showFile(line, type, dataUrl(type, value), "the created file");
     else if (typeof value === "string") line.textContent = value;
     else showSeries(line, { created: value });
+    if (generated === "") make(box, "p", "The model has written an empty text.", { class: "soft" });
     if (note) make(box, "p", `Note: ${note}.`, { class: "soft" });
   };
 }

@@ -51,7 +51,7 @@ function addOptions() {
 }
 
 function addExample(example, index) {
-  const texts = Object.values(example.texts);
+  const texts = Object.values(example.texts).map(text => text.replace(/^\[+|\]+$/g, ""));  // a series is a list
   // Files alone have no text that tells them apart.
   const number = texts.length ? "" : ` ${index + 1}`;
   const parts = [...texts, ...example.files.map(name => name + number)].join(", ");
@@ -135,7 +135,7 @@ async function run() {
       const options = path === "predict" && model.pixel_class ? { pixel_probabilities: true } : {};
       const { results } = await request(path, { values, options, signal: own.signal });
       const kinds = Object.fromEntries(model.inputs.map(({ name, kind }) => [name, kind]));
-      showAnswer(at("answer"), results[0], path, { values, kinds, truth });
+      showAnswer(at("answer"), results[0], path, { values, kinds, target: String(model.target), truth });
     }
     if (attends() && at("attend").checked && own === running) await attend(values, own.signal);
   } catch (error) {

@@ -2,7 +2,7 @@
 import { draw, make, plain } from "./elements.js";
 
 const PLOT = 186, ROW = 22, WIDEST = 640, NARROWEST = 240;  // pixels
-const LEFT = 46, BOTTOM = 36, MARGIN = 8;  // for the numbers and labels of the axes
+const LEFT = 46, RIGHT = 14, BOTTOM = 36, MARGIN = 8;  // for the numbers and labels of the axes
 const STEPS = "time steps after the end of the history";
 
 // A forecast: the end of its history, the median, and bands between two quantiles. With several channels, one is chosen.
@@ -65,15 +65,15 @@ export function chart(box, { lines = [], bands = [], bars = [], xLabel, yLabel =
   const series = [...lines, ...bands.map(({ low, start }) => ({ values: low, start }))];
   const first = length === null ? Math.min(...series.map(({ start }) => start)) : 0;
   const last = length ?? Math.max(...series.map(({ start, values }) => start + values.length - 1));
-  const x = place => LEFT + (width - LEFT - MARGIN) * (place - first) / (last - first || 1);
+  const x = place => LEFT + (width - LEFT - RIGHT) * (place - first) / (last - first || 1);
   const y = value => MARGIN + plot * (high - value) / (high - low);
   for (const value of plot ? ticks(low, high, 5) : []) {
-    draw(svg, "line", { x1: LEFT, x2: width - MARGIN, y1: y(value), y2: y(value), class: "grid" });
+    draw(svg, "line", { x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value), class: "grid" });
     write(svg, short(value), { x: LEFT - 6, y: y(value), "text-anchor": "end", "dominant-baseline": "central" });
   }
   for (const place of ticks(first, last, width < 400 ? 5 : 7).filter(place => Number.isInteger(place / step) || step < 1))
     write(svg, place, { x: x(place), y: end + 16, "text-anchor": "middle" });
-  write(svg, xLabel, { x: LEFT + (width - LEFT - MARGIN) / 2, y: height - 4, "text-anchor": "middle" });
+  write(svg, xLabel, { x: LEFT + (width - LEFT - RIGHT) / 2, y: height - 4, "text-anchor": "middle" });
   if (plot) write(svg, yLabel, { transform: `translate(10 ${MARGIN + plot / 2}) rotate(-90)`, "text-anchor": "middle" });
   const point = (start, i, value) => `${x(start + i * step).toFixed(1)},${y(value).toFixed(1)}`;
   for (const { low, high, start } of bands) {

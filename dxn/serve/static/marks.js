@@ -112,14 +112,17 @@ export function showMask(box, { prediction, mask, values, colors, pixel_class, p
   range.addEventListener("input", fade);
   fade();
   const threshold = pixel_class ? slider(box, `minimum probability of ${pixel_class}`, 1, 99, 50) : null;
-  const table = make(box, "table", null), head = make(table, "tr", null), hidden = new Set();
+  const table = make(box, "table", null), head = make(table, "tr", null);
+  // Black is the usual color of the background, and would darken the picture.
+  const hidden = new Set(Object.keys(colors).filter(name => colors[name] === "#000000"));
   for (const name of ["class", "share of the pixels", "shown"]) make(head, "th", name, { scope: "col" });
   // With a threshold, a class that no pixel has can get some.
   const shares = Object.fromEntries((threshold ? Object.keys(colors) : Object.keys(prediction)).map(name => {
     const row = make(table, "tr", null);
     named(row, name, colors[name]);
     const share = make(row, "td", percent(prediction[name] ?? 0));
-    const check = make(make(row, "td", null), "input", null, { type: "checkbox", checked: "", "aria-label": `show ${name}` });
+    const check = make(make(row, "td", null), "input", null, { type: "checkbox", "aria-label": `show ${name}` });
+    check.checked = !hidden.has(name);
     check.addEventListener("change", () => { hidden[check.checked ? "delete" : "add"](name); paint(); });
     return [name, share];
   }));
