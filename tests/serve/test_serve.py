@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers.runs import refused
+from helpers.runs import PLAIN, SMALL, refused, train
 from helpers.serving import client_of, error_of, server_of
 from PIL import Image
 from starlette.requests import Request
@@ -637,6 +637,16 @@ def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
             "/examples/0/nothing",
         ):
             assert client.get(path).status_code == 404
+
+
+def test_the_target_of_an_example_of_tags_is_its_entities(tmp_path):
+    rows = [{"words": ["Ada", "left", "Rome"], "tags": ["B-person", "O", "B-place"]}] * 20
+    rows = [{**row, "words": [*row["words"][:2], f"Rome{i}"]} for i, row in enumerate(rows)]
+    (tmp_path / "news.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false", "target=tags"]
+    train(tmp_path / "run", f"{tmp_path}/news.jsonl", *options)
+    (example,) = read_examples(str(tmp_path / "run"), dxn.load(tmp_path / "run"), 1, ())
+    assert example["target"] == f"Ada (person), {example['texts']['words'].split()[2]} (place)"
 
 
 @pytest.mark.parametrize("fps", [None, 12.5])
