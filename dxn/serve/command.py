@@ -198,11 +198,13 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
 def _target_line(rows: Rows, row: int, predictor: Predictor) -> str:
     """Return a target as a line: of tags, the entities; of a mask, the name of its file."""
     task, cell = predictor.task, rows.cells[TARGET][row]
-    if task.answer_kind is AnswerKind.TAGS:
-        names = task.target.required
-        raws = {n: predictor.tokenizers[n].reader.read(rows.cells[n][row]) for n in names}
-        tags = task.target.read(cell, rows.origin[row], raws)
-        return true_line(task, tags, shown_inputs(predictor.adapters, raws))
+    # Their cells have tags or positions, which only the text makes readable.
+    if task.answer_kind in (AnswerKind.TAGS, AnswerKind.SPAN):
+        values = {name: rows.cells[name][row] for name in task.target.required}
+        tokenizers = predictor.tokenizers
+        raws = {n: tokenizers[n].reader.read(v) for n, v in values.items() if v is not None}
+        true = task.target.read(cell, rows.origin[row], raws)
+        return true_line(task, true, shown_inputs(predictor.adapters, raws))
     text = target_text(cell)
     # A path on this machine must not be exposed to clients.
     return Path(text).name if task.masks_in else text

@@ -97,6 +97,7 @@ const MAX_LISTED = 200;  // tokens in a list; thousands of elements would make t
 const MAX_PLAIN = 40;  // tokens in a list without weights of blocks
 const COPY = 110;  // pixels of the longer side of the copy of a picture for a word of the answer
 const MAX_COPIES = 60;  // words of the answer that have a copy each
+const TALL = 180, LOW = 120, LABEL = 11;  // pixels of a chart with and without weights of blocks, and of a label beside it
 const SMALL = 128;  // pixels; a smaller picture is enlarged without smoothing
 
 // One decimal below 10 % and above 99 %. Only exactly 0 and 1 are written as 0% and 100%, as in dxn.core.display.
@@ -531,7 +532,14 @@ function draw(root, data) {
     const left = make(box, "div", null, { class: "y" }), middle = make(box, "div", null);
     make(box, "div", null);
     const below = make(box, "div", null, { class: "x" });
-    for (const [y, label] of y_ticks) styled(make(left, "span", label), { top: `${100 * y / height}%` });
+    // Labels that would cover each other are left out.
+    let lowest = Infinity;
+    for (const [y, label] of [...y_ticks].sort(([a], [b]) => b - a)) {
+      const share = y / height;
+      if (lowest - share < LABEL / (selects ? TALL : LOW)) continue;
+      lowest = share;
+      styled(make(left, "span", label), { top: `${100 * share}%` });
+    }
     for (const [x, label] of x_ticks) styled(make(below, "span", label), { left: `${100 * x / width}%` });
     make(parent, "p", `horizontal: ${x_label}${y_label ? `; vertical: ${y_label}` : ""}`, { class: "soft" });
     return middle;
@@ -567,7 +575,7 @@ function draw(root, data) {
       const { width, height, name, source, sound, x_ticks = [] } = input, box = section(input);
       if (sound) make(box, "audio", null, { controls: "", src: sound, "aria-label": name });
       if (x_ticks.length) {
-        overlay(chart(box, input), input, width, height, { width: "44rem", height: selects ? "180px" : "120px", imageRendering: "pixelated" });
+        overlay(chart(box, input), input, width, height, { width: "44rem", height: `${selects ? TALL : LOW}px`, imageRendering: "pixelated" });
       } else {
         const most = selects ? 340 : 240, wide = Math.round(Math.min(most, most * width / height));
         const style = { width: `${wide}px`, aspectRatio: `${width} / ${height}`, imageRendering: width < SMALL ? "pixelated" : "auto" };

@@ -639,14 +639,22 @@ def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
             assert client.get(path).status_code == 404
 
 
-def test_the_target_of_an_example_of_tags_is_its_entities(tmp_path):
-    rows = [{"words": ["Ada", "left", "Rome"], "tags": ["B-person", "O", "B-place"]}] * 20
-    rows = [{**row, "words": [*row["words"][:2], f"Rome{i}"]} for i, row in enumerate(rows)]
-    (tmp_path / "news.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false", "target=tags"]
-    train(tmp_path / "run", f"{tmp_path}/news.jsonl", *options)
+@pytest.mark.parametrize("kind", ["tags", "answers"])
+def test_the_target_of_an_example_is_no_list_of_tags_or_positions(tmp_path, kind):
+    tags = ["B-person", "O", "B-place"]
+    rows = [{"words": ["Ada", "left", f"Rome{i}"], "tags": tags} for i in range(20)]
+    if kind == "answers":
+        texts = [" ".join(row["words"]) for row in rows]
+        rows = [
+            {"question": f"where {i}", "text": t, "answers": [{"text": t[9:], "answer_start": 9}]}
+            for i, t in enumerate(texts)
+        ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false", f"target={kind}"]
+    train(tmp_path / "run", f"{tmp_path}/rows.jsonl", *options)
     (example,) = read_examples(str(tmp_path / "run"), dxn.load(tmp_path / "run"), 1, ())
-    assert example["target"] == f"Ada (person), {example['texts']['words'].split()[2]} (place)"
+    place = example["texts"]["words" if kind == "tags" else "text"].split()[-1]
+    assert example["target"] == (place if kind == "answers" else f"Ada (person), {place} (place)")
 
 
 @pytest.mark.parametrize("fps", [None, 12.5])
