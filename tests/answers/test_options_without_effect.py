@@ -42,7 +42,6 @@ def table(tmp_path):
         ("backbone.position.num_buckets=9", "backbone.position.kind=none"),
         ("fusion.map.num_heads=2", "fusion.pool=mean"),
         ("fusion.late_blocks=2", "fusion.late_registers=0"),
-        ("adapters.number.sigma=2", "adapters.number.embedding=piecewise"),
         ("adapters.audio.patch.size=[8,8]", "adapters.audio.tokens=frames"),
         ("batch_size=8", "trainer.batch_size=9"),
     ],

@@ -559,15 +559,3 @@ def test_a_data_set_is_checked_with_the_codes_of_a_codec(pictures, capsys):
         f"output={pictures / 'bad.csv'}",
     )
     assert "next: dxn train" in out
-
-
-def test_a_check_accepts_the_registers_that_a_codec_needs(pictures, capsys):
-    registers = ["head.latents=6", "fusion.registers=6"]
-    out = printed(
-        capsys,
-        "check",
-        str(pictures / "rows.csv"),
-        *("data.image=image", "adapters=[image]", "head=codec", *registers),
-        f"output={pictures / 'bad.csv'}",
-    )
-    assert "head.latents=6 fusion.registers=6" in out

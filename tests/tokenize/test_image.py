@@ -357,7 +357,6 @@ AUGMENTS = [
     {"flip": True},
     {"jitter": 0.4},
     {"randaugment": 15},
-    {"erase": 1.0},
 ]
 
 
@@ -379,7 +378,7 @@ def test_each_augmentation_depends_on_its_generator_only_and_keeps_the_shape(opt
 
 def test_augmentation_changes_neither_the_global_generator_nor_the_raw_image():
     raw, state = picture(), torch.get_rng_state()
-    augmented(raw, 3, crop=3, zoom=0.5, flip=True, randaugment=9, erase=1.0)
+    augmented(raw, 3, crop=3, zoom=0.5, flip=True, randaugment=9)
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(raw, picture())
 
 
@@ -435,14 +434,6 @@ def test_zoom_shows_at_least_its_share_of_the_area():
         row = augmented(ramp, seed, zoom=0.25)[0, 50].float()
         shown = float(row[-1] - row[0]) / 198  # of a side: at least 1/2 for 1/4 of the area
         assert 0.49 <= shown <= 1.01
-
-
-def test_erase_blanks_one_rectangle_in_gray():
-    raw = torch.zeros(3, 23, 31, dtype=torch.uint8)
-    erased = augmented(raw, 1, erase=1.0)
-    rows, columns = erased[0].any(1), erased[0].any(0)
-    assert erased.unique().tolist() == [0, 128]
-    assert int((erased[0] > 0).sum()) == int(rows.sum()) * int(columns.sum()) < 23 * 31
 
 
 GEOMETRY = [{}, {"flip": True}, {"crop": 5}, {"zoom": 0.4}, {"flip": True, "crop": 5, "zoom": 0.4}]
@@ -593,7 +584,6 @@ def test_describe_gives_the_grid():
         (lambda: ImageAugment(zoom=1.5), "zoom must be at most 1, got 1.5"),
         (lambda: ImageAugment(crop=-1), "crop must be at least 0, got -1"),
         (lambda: ImageAugment(randaugment=31), "randaugment must be at most 30, got 31"),
-        (lambda: ImageAugment(erase=2.0), "erase must be at most 1, got 2.0"),
         (lambda: ImageAugment(token_dropout=1.0), "token_dropout must be below 1, got 1.0"),
         (
             lambda: embed(ImageAdapter(10, patch_size=4, pos_embed="sinusoidal"), [picture()]),

@@ -16,7 +16,7 @@ from dxn.tokenize.column_profile import profile_of, scores_of
 
 DIM = 11
 NUMBERS = [3.0, -7.5, 11.25, 1300.0, 17.0, 19.0, 2.0, 5.0]
-KINDS = ("piecewise", "periodic", "linear")
+KINDS = ("piecewise", "linear")
 
 
 def fitted(**options):
@@ -43,8 +43,7 @@ def test_batch_mates_do_not_change_a_token(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_numbers_are_overfitted(kind):
     torch.manual_seed(0)
-    # The default frequencies are for smooth functions of a standardized number.
-    adapter = fitted(embedding=kind, sigma=1.0)
+    adapter = fitted(embedding=kind)
     target = torch.tensor([float(2 < number < 18) for number in NUMBERS])
     head = torch.nn.Sequential(torch.nn.Linear(DIM, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam([*adapter.parameters(), *head.parameters()], lr=0.02)
@@ -164,10 +163,8 @@ def test_only_numbers_are_accepted(values, score):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"embedding": "cubic"}, "embedding must be one of 'piecewise', 'periodic' or 'linear'"),
+        ({"embedding": "cubic"}, "embedding must be one of 'piecewise' or 'linear'"),
         ({"num_bins": 0}, "num_bins must be at least 1, got 0"),
-        ({"num_frequencies": 0}, "num_frequencies must be at least 1, got 0"),
-        ({"sigma": 0.0}, "sigma must be greater than 0, got 0"),
         ({"decimal": ";"}, "decimal must be one of '.' or ',', got ';'"),
     ],
 )

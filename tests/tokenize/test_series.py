@@ -405,9 +405,7 @@ def test_wrong_augmentation_is_explained(name, value):
 
 # Augmentation
 
-ALL = SeriesAugment(
-    noise=0.2, scale=0.2, shift=0.2, warp=0.2, crop=0.3, time_mask=0.3, channel_mask=0.3
-)
+ALL = SeriesAugment(noise=0.2, scale=0.2, shift=0.2, warp=0.2, crop=0.3, time_mask=0.3)
 
 
 def test_augmentation_depends_on_the_random_generator_only():

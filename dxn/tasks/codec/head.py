@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens
-from dxn.models.pooling import registers_of
 from dxn.tasks.space import Batch
 from dxn.tokenize.patches import ResidualConv
 from dxn.tokenize.positions import PosEmbed1d
@@ -153,7 +152,6 @@ class PatchDecoder(nn.Module):
 
     def __init__(self, dim: int, target: CodecTarget):
         super().__init__()
-        assert target.contents is not None
         self.target = target
         self.contents = target.contents
         self.features = nn.Linear(dim, FEATURES * math.prod(self.contents.grid.size))
@@ -189,9 +187,6 @@ class PatchDecoder(nn.Module):
 class CodecHead(nn.Module):
     """Rounds encoded tokens to codes, and decodes these by a second transformer.
 
-    With latents, registers become the codes, instead of the tokens of the input (TiTok,
-    arXiv:2406.07550).
-
     Args:
         task: The task, whose target is bound to the input.
         dim: Width D of a token.
@@ -200,21 +195,18 @@ class CodecHead(nn.Module):
     def __init__(self, task: Codec, dim: int):
         super().__init__()
         self.input = task.target.input
-        self.latents = task.latents
         self.scalars = FiniteScalars(task.levels, stages=task.stages)
         self.down = nn.Linear(dim, self.scalars.width)
         self.up = nn.Linear(self.scalars.width, dim)
         # Sinusoids reach any number of columns, and a linear layer of them is as free as a table.
         self.codes_embed = PosEmbed1d("sinusoidal", dim=dim, max_len=0)
         self.places = nn.Linear(dim, dim)
-        self.latent_places = nn.Linear(dim, dim) if task.latents else None
         self.decoder = task.decoder()
         self.out = PatchDecoder(dim, task.target)
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Coded:
         """Return the decoded values and the codes."""
-        columns = tokens.select(self.input)
-        coded = self._coded(tokens)
+        coded = tokens.select(self.input)
         z = self.down(coded.x).float()
         noise = None
         if self.training:
@@ -223,11 +215,11 @@ class CodecHead(nn.Module):
             noise = keys.step.draw(keys.tokens, 0, z.shape[-1]).to(z.dtype) / 2**63
         vectors, codes = self.scalars(z, noise)
         distance = (self.scalars.distance(z) * coded.mask[..., None]).sum((1, 2))
-        return Coded(self._decoded(vectors, coded, columns.mask), codes, coded.mask, distance)
+        return Coded(self._decoded(vectors, coded), codes, coded.mask, distance)
 
     def codes(self, tokens: Tokens) -> Tensor:
         """Return the codes (B, M, R) of encoded tokens."""
-        return self.scalars(self.down(self._coded(tokens).x).float())[1]
+        return self.scalars(self.down(tokens.select(self.input).x).float())[1]
 
     def values(self, codes: Tensor, mask: Tensor) -> Tensor:
         """Return the normalized values (B, N, K) of the patches.
@@ -236,25 +228,9 @@ class CodecHead(nn.Module):
             codes: (B, M, R). With fewer than R codes of a token, the result is coarser.
             mask: (B, N) bool. True at the real patches.
         """
-        vectors = self.scalars.vectors(codes)
-        real = mask if not self.latents else mask.new_ones(codes.shape[:2])
-        return self._decoded(vectors, Tokens(vectors, real), mask)
+        return self._decoded(self.scalars.vectors(codes), Tokens(codes, mask))
 
-    def _coded(self, tokens: Tokens) -> Tokens:
-        """Return the columns that become the codes."""
-        if not self.latents:
-            return tokens.select(self.input)
-        return registers_of(tokens, self.input, self.latents, option="head.latents")
-
-    def _decoded(self, vectors: Tensor, coded: Tokens, mask: Tensor) -> Tensor:
+    def _decoded(self, vectors: Tensor, coded: Tokens) -> Tensor:
         x = self.up(vectors.to(self.up.weight.dtype))
-        num_columns = mask.shape[1]
-        places = self.places(self.codes_embed(num_columns, x.device).to(x.dtype))
-        if self.latent_places is None:
-            x = x + places
-            return self.out(self.decoder(Tokens(x, mask, (), coded.num_real)).x, mask)
-        table = self.codes_embed(x.shape[1], x.device).to(x.dtype)
-        x = x + self.latent_places(table)
-        x = torch.cat([x, places.expand(len(x), -1, -1)], 1)
-        both = torch.cat([coded.mask, mask], 1)
-        return self.out(self.decoder(Tokens(x, both)).x[:, -num_columns:], mask)
+        x = x + self.places(self.codes_embed(x.shape[1], x.device).to(x.dtype))
+        return self.out(self.decoder(Tokens(x, coded.mask, (), coded.num_real)).x, coded.mask)

@@ -89,23 +89,19 @@ class StoredCodec(Recorded, nn.Module):
     def has_fixed_length(self) -> bool:
         """Whether all samples have the same number of codes, as pictures of one size have."""
         contents = self.task.target.contents
-        assert contents is not None
-        is_picture = contents.peak is not None and self.task.target.size[0] == 1
-        return is_picture or self.model.head.latents > 0
+        return contents.peak is not None and self.task.target.size[0] == 1
 
     @property
     def num_tokens(self) -> int:
         """Number M of tokens of the largest sample, each of which has R codes."""
         contents = self.task.target.contents
-        assert contents is not None
-        return self.model.head.latents or contents.count(self.task.target.size)
+        return contents.count(self.task.target.size)
 
     @property
     def row(self) -> int:
         """Number of tokens of a row of a picture or frame; 0 if tokens have no place in one."""
         contents = self.task.target.contents
-        assert contents is not None
-        if self.model.head.latents or contents.peak is None:
+        if contents.peak is None:
             return 0
         return contents.grid.count(self.task.target.size[2], 1)
 
@@ -113,7 +109,6 @@ class StoredCodec(Recorded, nn.Module):
     def step(self) -> int:
         """Number of tokens of a complete part of a value, such as those of a frame of a clip."""
         contents = self.task.target.contents
-        assert contents is not None
         return self.num_tokens if self.has_fixed_length else contents.step(self.task.target.size)
 
     def new_adapter(self, **changes: Any) -> Any:
@@ -164,15 +159,11 @@ class StoredCodec(Recorded, nn.Module):
             UserError: If there are no codes.
         """
         contents = self.task.target.contents
-        assert contents is not None
         if not len(codes):
             raise UserError("a value cannot be decoded from no codes")
-        head = self.model.head
-        count = self.num_tokens if not head.latents else contents.count(self.task.target.size)
-        if not self.has_fixed_length:
-            count = len(codes)
+        count = self.num_tokens if self.has_fixed_length else len(codes)
         mask = torch.ones(1, count, dtype=torch.bool)
-        values = head.values(codes[None], mask)[0]
+        values = self.model.head.values(codes[None], mask)[0]
         return contents.raw(values, contents.size(count, self.task.target.size))
 
     @torch.inference_mode()
@@ -182,8 +173,6 @@ class StoredCodec(Recorded, nn.Module):
         tokens, _ = self.model.encode(self.model.embed(batch))
         codes = self.model.head.codes(tokens)
         mask = tokens.select(self.input).mask
-        if self.model.head.latents:
-            return [sample.clone() for sample in codes]
         return [sample[real] for sample, real in zip(codes, mask, strict=True)]
 
     def save(self, path: Path) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
-from dxn.models.pooling import check_registers
 from dxn.tasks.codec.head import CodecHead, Coded, check_levels
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import AnswerKind, Batch, LossSum
@@ -49,11 +48,12 @@ class CodecTarget(Target):
 
     State: ClassVar[type[Strict]] = CodecState
     source = "inputs"
+    contents: PatchContents
+    peak: float | None = None  # of the contents, after `bind`
 
     def __init__(self):
         self.input = ""
         self.size = (1, 1, 1)
-        self.contents: PatchContents | None = None
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Use the only input.
@@ -85,12 +85,8 @@ class CodecTarget(Target):
                 " it to null"
             )
         self.contents = contents
+        self.peak = contents.peak
         self.prepared_inputs = (self.input,)
-
-    @property
-    def peak(self) -> float | None:
-        """Largest difference of two values, see `PatchContents`."""
-        return None if self.contents is None else self.contents.peak
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return the name of the input."""
@@ -100,7 +96,6 @@ class CodecTarget(Target):
         self, value: Any, sample: dict[str, Any], rand: Random | None = None
     ) -> dict[str, Tensor] | None:
         """Return the normalized values (N, K) of the patches, and which of them are known."""
-        assert self.contents is not None
         if self.input not in sample:
             return None
         groups, _, height, width = self.contents.read(sample[self.input])[0].shape
@@ -122,7 +117,6 @@ class CodecTarget(Target):
         Raises:
             UserError: If pictures have different sizes.
         """
-        assert self.contents is not None
         sizes: set[tuple[int, int, int]] = set()
         for sample in samples:
             groups, height, width = sample["target"]["size"].tolist()
@@ -273,8 +267,6 @@ class Codec(Task[CodecTarget]):
             1).
         stages: Number of codes of each token. Each one is more exact than the previous one, for
             which each number needs at least 3 levels.
-        latents: Number of learned tokens that become the codes, instead of one token per patch. It
-            needs as many fusion.registers. 0: each patch has its own codes.
         absolute: Weight of the mean absolute error, which keeps edges sharper.
         edges: Weight of a perceptual term: the mean absolute error of the differences of
             neighboring pixels, in the picture and in two smaller versions of it.
@@ -289,7 +281,6 @@ class Codec(Task[CodecTarget]):
     decoder: Callable[[], nn.Module]
     levels: Sequence[int] = (8, 5, 5, 5)
     stages: Annotated[int, Ge(1)] = 1
-    latents: Annotated[int, Ge(0)] = 0
     absolute: Annotated[float, Ge(0)] = 0.0
     edges: Annotated[float, Ge(0)] = 0.0
     rate: Annotated[float, Ge(0)] = 0.0
@@ -303,12 +294,6 @@ class Codec(Task[CodecTarget]):
     def answer_kind(self) -> AnswerKind:
         """The codes of a sample."""
         return AnswerKind.CODES
-
-    def check(self, config: Mapping[str, Any]) -> None:
-        """Check the configuration, see `Task.check`."""
-        super().check(config)
-        registers = config.get("fusion", {}).get("registers") or 0
-        check_registers(self.latents, registers, option="head.latents")
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> CodecHead:
         """Build a head with a quantization and a decoder."""
@@ -337,7 +322,6 @@ class Codec(Task[CodecTarget]):
     ) -> list[Reconstruction]:
         """Return the codes and the decoded values of each sample, and their errors."""
         contents = self.target.contents
-        assert contents is not None
         rows = batch[self.target.input]["rows"].tolist()
         values, codes, mask = (x.detach().cpu() for x in (output.values, output.codes, output.mask))
         targets = {key: tensor.cpu() for key, tensor in batch["target"].items()}
@@ -394,13 +378,11 @@ class Codec(Task[CodecTarget]):
     def restored(self, prediction: Reconstruction) -> dict[str, Any]:
         """Return the decoded value."""
         contents = self.target.contents
-        assert contents is not None
         return {self.target.input: contents.raw(prediction.values, prediction.size)}
 
     def _edges(self, difference: Tensor) -> Tensor:
         """Return the mean absolute difference of neighboring errors at several scales."""
         contents = self.target.contents
-        assert contents is not None
         size = contents.size(difference.shape[1], self.target.size)
         x = contents.joined(difference, size)
         x = rearrange(x, "b g c h w -> (b g) c h w")

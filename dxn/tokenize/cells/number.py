@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
@@ -81,7 +81,7 @@ class NumberReader(Reader):
         return f"{min(raws):,g} to {max(raws):,g}, median {middle:,g}"
 
 
-NumberEmbedding = Literal["piecewise", "periodic", "linear"]
+NumberEmbedding = Literal["piecewise", "linear"]
 # Standardized numbers approach this limit smoothly (arXiv:2407.04491, section 3), so that an
 # outlier does not dominate all other values.
 MAX_VALUE = 3.0
@@ -123,12 +123,8 @@ class NumberAdapter(Adapter):
     Args:
         dim: Width D of a token.
         embedding: Embedding of the number: piecewise (piecewise linear over quantile bins,
-            arXiv:2203.05556, section 3.2), periodic (sines and cosines, section 3.3) or linear
-            (arXiv:2106.11959, section 3.3).
+            arXiv:2203.05556, section 3.2) or linear (arXiv:2106.11959, section 3.3).
         num_bins: Maximum number of quantile bins of the piecewise linear embedding.
-        num_frequencies: Number of learned frequencies of the periodic embedding.
-        sigma: Standard deviation of the initial frequencies. Larger values let the model
-            distinguish closer numbers.
         decimal: Decimal separator: a point or a comma. Default: found in the training table.
     """
 
@@ -142,8 +138,6 @@ class NumberAdapter(Adapter):
         *,
         embedding: NumberEmbedding = "piecewise",
         num_bins: Annotated[int, Ge(1)] = 16,
-        num_frequencies: Annotated[int, Ge(1)] = 24,
-        sigma: Annotated[float, Gt(0)] = 0.1,
         decimal: Literal[".", ","] | None = None,
     ):
         super().__init__()
@@ -155,15 +149,12 @@ class NumberAdapter(Adapter):
         self.proj = nn.Linear(1, dim)
         nn.init.uniform_(self.proj.weight, -(dim**-0.5), dim**-0.5)
         nn.init.uniform_(self.proj.bias, -(dim**-0.5), dim**-0.5)
-        self.bin_proj = self.periodic_proj = None
+        self.bin_proj = None
         if embedding == "piecewise":
             self.register_buffer("edges", torch.linspace(-MAX_VALUE, MAX_VALUE, num_bins + 1))
             self.bin_proj = nn.Linear(num_bins, dim, bias=False)
             # Zeros: the embedding starts as a linear one, and learns the deviations from it.
             nn.init.zeros_(self.bin_proj.weight)
-        elif embedding == "periodic":
-            self.frequencies = nn.Parameter(sigma * torch.randn(num_frequencies))
-            self.periodic_proj = nn.Linear(2 * num_frequencies, dim)
         # Zeros, as in the adapter of images: other parameters do not depend on it.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
@@ -219,11 +210,6 @@ class NumberAdapter(Adapter):
         x = self.proj(value)
         if self.bin_proj is not None:
             x = x + self.bin_proj(self._bins(value))
-        elif self.periodic_proj is not None:
-            angle = 2 * math.pi * self.frequencies * value
-            waves = torch.cat([angle.sin(), angle.cos()], -1)
-            # The bias of proj stays outside of the ReLU, so that it always tells the column.
-            x = self.proj.bias + torch.relu(self.periodic_proj(waves))
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if MASKED in batch:
             masked = batch[MASKED][..., None]

@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from dxn.core.randomness import Probability, torch_seeded
+from dxn.core.randomness import torch_seeded
 from dxn.core.schema import options
 from dxn.tokenize.image.reader import Interpolation, resize
 
@@ -32,7 +32,6 @@ class ImageAugment:
         jitter: Maximum relative change of contrast and brightness, which are drawn per image.
         randaugment: Magnitude from 0 to 30 of two random RandAugment operations
             (arXiv:1909.13719). 0 disables them.
-        erase: Probability of erasing a random rectangle (arXiv:1708.04896).
         token_dropout: Fraction of the patches that is dropped from each image (arXiv:2212.00794).
     """
 
@@ -42,11 +41,10 @@ class ImageAugment:
     turn: bool = False
     jitter: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     randaugment: Annotated[int, Interval(ge=0, le=30)] = 0
-    erase: Probability = 0.0
     token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0
 
 
-GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
+GRAY = 128  # fill value of pixels beyond an edge: the middle of 0 to 255
 
 
 class PixelMap(NamedTuple):
@@ -116,26 +114,20 @@ def augment_image(
         pixel_map = pixel_map.of_part(PixelMap(top, left, h / height, w / width))
     if options.jitter:
         pixels = _jittered(pixels, options.jitter, rand)
-    if options.randaugment or options.erase:
+    if options.randaugment:
         # torchvision draws from the global generator of torch.
         with torch_seeded(rand):
-            for transform in _transforms(options.randaugment, options.erase):
-                pixels = transform(pixels)
+            pixels = _randaugment(options.randaugment)(pixels)
     return pixels, pixel_map
 
 
 @cache
-def _transforms(randaugment: int, erase: float) -> list[Callable[[Tensor], Tensor]]:
+def _randaugment(magnitude: int) -> Callable[[Tensor], Tensor]:
     # Imported here because the import takes seconds, and most runs do not need it.
     from torchvision.transforms import v2
 
-    transforms: list[Callable[[Tensor], Tensor]] = []
-    if randaugment:
-        # Two operations per image is the default of torchvision.
-        transforms.append(v2.RandAugment(num_ops=2, magnitude=randaugment, fill=GRAY))
-    if erase:
-        transforms.append(v2.RandomErasing(p=erase, value=GRAY))
-    return transforms
+    # Two operations per image is the default of torchvision.
+    return v2.RandAugment(num_ops=2, magnitude=magnitude, fill=GRAY)
 
 
 def _jittered(pixels: Tensor, limit: float, rand: random.Random) -> Tensor:

@@ -40,7 +40,6 @@ class SeriesAugment:
         warp: Maximum relative stretching of the time axis.
         crop: Maximum fraction of the time steps that is cut off at both ends together.
         time_mask: Maximum fraction of the time steps, in one piece, that is set to missing.
-        channel_mask: Probability of setting a channel to missing. At least one channel remains.
     """
 
     noise: Annotated[float, Ge(0)] = 0.0
@@ -49,7 +48,6 @@ class SeriesAugment:
     warp: Below1 = 0.0
     crop: Below1 = 0.0
     time_mask: Below1 = 0.0
-    channel_mask: Below1 = 0.0
 
 
 @options
@@ -382,7 +380,7 @@ def augment_series(
         x = _stretch(x, 1 + rand.uniform(-options.warp, options.warp))
         rate = length / len(x)
     generator = torch_generator(rand)
-    steps, channels = x.shape
+    steps = len(x)
     if options.scale or options.shift or options.noise:
         x = _disturb(x, options, rand, generator)
     if options.time_mask:
@@ -390,10 +388,6 @@ def augment_series(
         hidden_from = rand.randint(0, steps - width)
         hidden = torch.zeros(steps, 1, dtype=torch.bool)
         hidden[hidden_from : hidden_from + width] = True
-        x = x.masked_fill(hidden, torch.nan)
-    if options.channel_mask and channels > 1:
-        hidden = torch.rand(channels, generator=generator) < options.channel_mask
-        hidden[rand.randrange(channels)] = False
         x = x.masked_fill(hidden, torch.nan)
     return (original, (0.0, 1.0)) if bool(x.isnan().all()) else (x, (float(start), rate))
 
