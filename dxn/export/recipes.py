@@ -70,7 +70,7 @@ def audio_recipe(tokenizer: AudioTokenizer) -> Recipe:
         "hop_length": spectrogram.hop_length,
         "num_frames": options.num_frames,
         "pad": options.pad,
-        "filters": spectrogram.filters().tolist(),
+        "filters": spectrogram.filters.tolist(),
     }
     if options.frontend == "mel":
         steps |= {"top_db": options.top_db, "floor": FLOOR}

@@ -1,7 +1,11 @@
 """Mean and standard deviation of the values of a training split."""
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
+
+BLOCK = 1 << 14  # rows whose moments take longer to compute than to call the functions
 
 
 class Moments:
@@ -38,3 +42,21 @@ class Moments:
     def std(self) -> Tensor:
         """(C,) float64. 0 where a channel has no value."""
         return (self.squares / self.count.clamp(min=1)).sqrt()
+
+
+def in_blocks(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Join small pieces (M, C), because a call of `Moments.add` takes longer than its computation.
+
+    Yields:
+        All rows in their order, in few pieces.
+    """
+    block: list[Tensor] = []
+    num_rows = 0
+    for piece in pieces:
+        block.append(piece)
+        num_rows += len(piece)
+        if num_rows >= BLOCK:
+            yield torch.cat(block)
+            block, num_rows = [], 0
+    if block:
+        yield torch.cat(block)

@@ -29,7 +29,7 @@ from dxn.tokenize.audio.waveform_stem import WaveformStem
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.media import MIN_RATE
-from dxn.tokenize.moments import Moments
+from dxn.tokenize.moments import Moments, in_blocks
 from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
@@ -144,9 +144,9 @@ class AudioAdapter(Adapter):
         if self.tokenizer.normalize != "dataset" or self.known_statistics:
             return self
         moments = Moments(len(self.mean))
-        for raw in raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
-            features = self.tokenizer.features(raw)
-            moments.add(features[self.tokenizer.is_real(len(raw), len(features))])
+        clips = raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor)
+        for features in in_blocks(map(self.tokenizer.real_features, clips)):
+            moments.add(features)
         if moments.count.any():
             self.mean.copy_(moments.mean)
             self.std.copy_(moments.std.clamp(min=MIN_STD))

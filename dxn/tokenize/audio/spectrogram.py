@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from annotated_types import Gt
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from dxn.core.schema import options
 
@@ -100,46 +100,46 @@ class Spectrogram:
         return self.options.num_frames * self.hop_length / self.sample_rate
 
     @cached_property
-    def transforms(self) -> tuple[nn.Module, nn.Module]:
-        """The Fourier transforms and the mel scale of torchaudio, but for frontend=kaldi."""
-        import torchaudio  # it takes time to import, which commands without audio save
+    def window(self) -> Tensor:
+        """The Hann window (n_fft,)."""
+        return torch.hann_window(self.n_fft, periodic=self.options.frontend != "kaldi")
 
+    @cached_property
+    def filters(self) -> Tensor:
+        """The weights of the mel bins, (frequencies, F)."""
         options = self.options
-        whisper = options.frontend == "whisper"
-        spectrogram = torchaudio.transforms.Spectrogram(
-            self.n_fft,
-            hop_length=self.hop_length,
-            power=None,
-            pad_mode="reflect" if whisper else "constant",
+        if options.frontend == "mel":
+            f_max = options.f_max or self.sample_rate / 2
+            num_freqs = self.n_fft // 2 + 1
+            return htk_filters(num_freqs, options.n_mels, self.sample_rate, options.f_min, f_max)
+        # torchaudio takes time to import, which other frontends save.
+        if options.frontend == "kaldi":
+            from torchaudio.compliance.kaldi import get_mel_banks
+
+            # A power of two of samples; the frequencies and the other constants of fbank.
+            size = 1 << (self.n_fft - 1).bit_length()
+            rate = float(self.sample_rate)
+            banks, _ = get_mel_banks(options.n_mels, size, rate, 20.0, 0.0, 100.0, -500.0, 1.0)
+            # No bin has the highest frequency.
+            return F.pad(banks, (0, 1)).T
+        from torchaudio.functional import melscale_fbanks
+
+        num_freqs, f_max = self.n_fft // 2 + 1, self.sample_rate / 2
+        return melscale_fbanks(
+            num_freqs, 0.0, f_max, options.n_mels, self.sample_rate, "slaney", "slaney"
         )
-        mel_scale = torchaudio.transforms.MelScale(
-            options.n_mels,
-            self.sample_rate,
-            f_min=options.f_min,
-            f_max=options.f_max,
-            n_stft=self.n_fft // 2 + 1,
-            norm="slaney" if whisper else None,
-            mel_scale="slaney" if whisper else "htk",
-        )
-        return spectrogram, mel_scale
 
     def mel(self, raw: Tensor) -> Tensor:
         """Return the mel power (F, frames) of a waveform (T,), but for frontend=kaldi."""
-        fourier, mel_scale = self.transforms
-        return mel_scale(_power(fourier(raw)))
-
-    @cached_property
-    def kaldi(self) -> tuple[Tensor, Tensor]:
-        """The window (n_fft,) and the mel filters (frequencies, F) of frontend=kaldi."""
-        from torchaudio.compliance.kaldi import get_mel_banks
-
-        # A power of two of samples; the frequencies and the other constants of fbank.
-        size = 1 << (self.n_fft - 1).bit_length()
-        banks, _ = get_mel_banks(
-            self.options.n_mels, size, float(self.sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0
+        spectrum = torch.stft(
+            raw,
+            self.n_fft,
+            self.hop_length,
+            window=self.window,
+            pad_mode="reflect" if self.options.frontend == "whisper" else "constant",
+            return_complex=True,
         )
-        # No bin has the highest frequency.
-        return torch.hann_window(self.n_fft, periodic=False), F.pad(banks, (0, 1)).T
+        return (_power(spectrum).T @ self.filters).T
 
     def __call__(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
         """Compute the spectrogram (frames, F).
@@ -240,19 +240,13 @@ class Spectrogram:
             return (max(length, self.n_fft // 2 + 1) - odd) // self.hop_length
         return (length - odd) // self.hop_length + 1
 
-    def filters(self) -> Tensor:
-        """Return the weights of the mel bins, (frequencies, F)."""
-        if self.options.frontend == "kaldi":
-            return self.kaldi[1]
-        return self.transforms[1].get_buffer("fb")
-
     def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         """Natural logarithm of torchaudio's mel power, 1 + T // hop_length frames."""
         power = self.mel(raw) if gains is None else self.mel(raw) * gains[:, None]
         if self.options.top_db is not None:
             # Relative to the maximum of the clip, so that quiet clips keep their dynamic range.
             power = power.clamp(min=float(power.max()) * 10 ** (-self.options.top_db / 10))
-        return self._truncate_or_pad(rearrange((power + FLOOR).log(), "f t -> t f"))
+        return self._truncate_or_pad((power + FLOOR).log().T)
 
     def _kaldi(self, raw: Tensor) -> Tensor:
         """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1).
@@ -260,7 +254,6 @@ class Spectrogram:
         The values are those of torchaudio.compliance.kaldi.fbank, which computes the filters and
         the window again for each clip.
         """
-        window, filters = self.kaldi
         # At least one window. The last samples that do not fill one are dropped.
         raw = F.pad(raw, (0, max(self.n_fft - len(raw), 0)))
         means = raw.unfold(0, self.n_fft, self.hop_length).mean(1)
@@ -268,14 +261,14 @@ class Spectrogram:
         # window has none before it, and the factor 0.
         emphasized = F.pad(raw[1:] - KALDI_PREEMPHASIS * raw[:-1], (1, 0))
         # The transform has one more than half of a power of two of frequencies.
-        frames = raw.new_zeros(len(means), 2 * (len(filters) - 1))
+        frames = raw.new_zeros(len(means), 2 * (len(self.filters) - 1))
         filled = frames[:, : self.n_fft]
-        torch.mul(emphasized.unfold(0, self.n_fft, self.hop_length), window, out=filled)
+        torch.mul(emphasized.unfold(0, self.n_fft, self.hop_length), self.window, out=filled)
         # The mean of a window, which is subtracted before the pre-emphasis.
-        filled.addr_(means, (1 - KALDI_PREEMPHASIS) * window, alpha=-1)
+        filled.addr_(means, (1 - KALDI_PREEMPHASIS) * self.window, alpha=-1)
         power = _power(torch.fft.rfft(frames))
         floor = torch.finfo(torch.float32).eps
-        return self._truncate_or_pad((power @ filters).clamp(min=floor).log())
+        return self._truncate_or_pad((power @ self.filters).clamp(min=floor).log())
 
     def _whisper(self, raw: Tensor) -> Tensor:
         """Whisper's log-mel (arXiv:2212.04356, section 2.2).
@@ -315,6 +308,22 @@ def _power(spectrum: Tensor) -> Tensor:
     """
     parts = torch.view_as_real(spectrum).square_()
     return parts[..., 0] + parts[..., 1]
+
+
+def htk_filters(
+    num_freqs: int, n_mels: int, sample_rate: int, f_min: float, f_max: float
+) -> Tensor:
+    """Return triangular filters (frequencies, F) on the mel scale of HTK.
+
+    They are those of torchaudio.functional.melscale_fbanks, whose import takes longer than the
+    statistics of hundreds of clips.
+    """
+    low, high = (2595 * math.log10(1 + hertz / 700) for hertz in (f_min, f_max))
+    edges = 700 * (10 ** (torch.linspace(low, high, n_mels + 2) / 2595) - 1)  # in hertz
+    distances = edges - torch.linspace(0, sample_rate // 2, num_freqs)[:, None]
+    widths = edges.diff()
+    rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
+    return torch.minimum(rising, falling).clamp(min=0)
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:

@@ -217,6 +217,11 @@ class AudioTokenizer(Tokenizer):
             return rearrange(raw, "t -> t 1")
         return self.spectrogram(raw, gains)
 
+    def real_features(self, raw: Tensor) -> Tensor:
+        """Compute the features of a clip raw (T,) without padding."""
+        features = self.features(raw)
+        return features[self.is_real(len(raw), len(features))]
+
     def waveform(self, features: Tensor) -> Tensor:
         """Return a clip (T,) with the features (1, 1, frames, F), before normalization."""
         if self.spectrogram is None:

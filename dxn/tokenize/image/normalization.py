@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.schema import options
-from dxn.tokenize.moments import Moments
+from dxn.tokenize.moments import Moments, in_blocks
 from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import PatchGrid
 
@@ -71,8 +71,8 @@ def register_statistics(module: nn.Module, normalize: ImageNormalization, channe
 def set_statistics(module: nn.Module, pictures: Iterable[Tensor]) -> None:
     """Set `mean` and `std` to those of each channel over uint8 pictures (C, ...), if any."""
     moments = Moments(len(module.get_buffer("mean")))
-    for picture in pictures:
-        moments.add(picture.flatten(1).T)
+    for pixels in in_blocks(picture.flatten(1).T for picture in pictures):
+        moments.add(pixels)
     if not moments.count.any():
         return
     module.get_buffer("mean").copy_(moments.mean / 255)
