@@ -162,7 +162,7 @@ def _files_of_groups_are_composed_once(
     def compose_files(command: Any, request: Any) -> dict[str, Any]:
         if request.folders[1:]:  # files of a user can change
             return original(command, request)
-        key = command, *(override.input_line for override in request.groups)
+        key = command, *(override.line for override in request.groups)
         file = shared / hashlib.sha256(repr((command.verb(), *key[1:])).encode()).hexdigest()
         if key not in composed and file.exists():
             composed[key] = pickle.loads(file.read_bytes())

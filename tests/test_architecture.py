@@ -234,6 +234,14 @@ def test_help_does_not_import_torch(stored_signatures):
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_a_command_with_plain_words_does_not_import_hydra(stored_signatures):
+    code = "import sys; from dxn.cli import main; main(['show', 'data=digits', 'trainer.epochs=3'])"
+    code += "; print({'hydra', 'omegaconf'} & {*sys.modules})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 def every_option() -> Iterator[str]:
     for group in groups(FOLDERS):
         yield from (f"{group}={option}" for option in options(group, FOLDERS))

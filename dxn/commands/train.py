@@ -154,7 +154,7 @@ class Train(Data):
     @classmethod
     def resumed(cls, request: Request, words: Sequence[str]) -> Settings | None:
         """Return the saved configuration of the run that `resume` names."""
-        typed = {override.key_or_group: override.value() for override in request.values}
+        typed = {override.key: override.value for override in request.values}
         run = typed.get("resume.run")
         if run in (None, AUTO):
             if typed.get("resume.force"):
@@ -281,11 +281,11 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
     values = saved.values
     for override in request.groups:
         request.problems.append(
-            f"{override.input_line}: the parts of a saved run cannot be changed; change values, "
+            f"{override.line}: the parts of a saved run cannot be changed; change values, "
             "such as trainer.epochs=30, or train a new run"
         )
     for override, value in valid_overrides(Train, values, request):
-        key = override.key_or_group
+        key = override.key
         if key in FIXED_IN_RUN:
             request.problems.append(f"{key}: cannot be changed in a saved run; train a new run")
         if "${" in str(value):

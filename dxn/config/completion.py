@@ -121,7 +121,7 @@ def _keys_of_group(name: str, group: Group, others: Sequence[str]) -> Iterator[s
 
 def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Iterator[str]:
     # Even if the file is not current: to import the part would take seconds.
-    stored, _ = read()
+    stored = read().signatures
     signature = stored.get(str(node.get("_target_", "")))
     if signature is None or depth > MAX_DEPTH:
         return

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from dxn.config import signatures
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
 from dxn.config.values import assign, leaves, lookup, problem, suggestion, value_type
-from dxn.config.words import CONF, Request, groups, no_such_option, node_of, options, parse
+from dxn.config.words import (
+    CONF,
+    Override,
+    Request,
+    groups,
+    no_such_option,
+    node_of,
+    options,
+    parse,
+)
 from dxn.core.printable import quoted
 
 if TYPE_CHECKING:
@@ -40,8 +44,6 @@ REFERENCE = re.compile(
 )
 MAX_REFERENCES = 8  # from one to the next; more are a circle
 MAX_OPTIONS = 3  # files that a message suggests
-# An option that is the opposite of another one: ${dxn.not:${oc.select:head.parallel,false}}.
-OmegaConf.register_new_resolver("dxn.not", operator.not_, replace=True)
 
 
 def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
@@ -62,7 +64,7 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
     # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
     values = _compose_files(command, request) if command.options().groups else {}
     for override, value in valid_overrides(command, values, request):
-        set_option(values, override.key_or_group, value)
+        set_option(values, override.key, value)
     composed = with_defaults(command, values, request)
     values = _resolved(composed, command, request)
     if values != composed:
@@ -76,7 +78,7 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
             )
     if request.problems:
         raise request.error()
-    chosen = {override.key_or_group for override in request.groups} | {*request.literal}
+    chosen = {override.key for override in request.groups} | {*request.literal}
     chosen |= keys_of_values(request)
     return Settings(
         values,
@@ -97,7 +99,7 @@ def set_option(values: dict[str, Any], key: str, value: Any) -> None:
 
 def keys_of_values(request: Request) -> set[str]:
     """Return the dotted keys that the user set, and for a mapping those in it."""
-    return {key for o in request.values for key in leaves({o.key_or_group: o.value()})}
+    return {key for o in request.values for key in leaves({o.key: o.value})}
 
 
 def valid_overrides(
@@ -113,17 +115,17 @@ def valid_overrides(
     parameters = command.options().parameters
     overrides = []
     for override in request.values:
-        key = override.key_or_group
+        key = override.key
         annotation = type_of(key, values, parameters, request.trust_all)
         if annotation is None:
             advice = _advice(key, command, values, request)
             request.problems.append(f"{key}: no such key;{advice}")
         else:
-            value = override.value()
+            value = override.value
             # A number or Boolean can be meant as text, such as the name of a column 2024.
             is_scalar = isinstance(value, bool | int | float)
             if is_scalar and problem(value, annotation) and not problem("", annotation):
-                value = str(override.input_line).partition("=")[2]
+                value = override.line.partition("=")[2]
             overrides.append((override, value))
     return overrides
 
@@ -250,6 +252,41 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     Interpolations are not resolved yet, because they can refer to a value of an override, or to a
     default that only a signature contains.
     """
+    lines = _checked_groups(request, command) if request.groups else []
+    stored = signatures.read()
+    name = " ".join([command.verb(), *lines])
+    if stored.is_current and name in stored.composed and request.folders == [CONF]:
+        return copy.deepcopy(stored.composed[name])
+    return _compose_with_hydra(command, lines, request)
+
+
+def compositions(commands: Iterable[type[Command]]) -> dict[str, dict[str, Any]]:
+    """Return what Hydra composes for each command and kind of data, to be stored."""
+    composed: dict[str, dict[str, Any]] = {}
+    for command in commands:
+        groups = command.options().groups
+        kinds = options("data") if "data" in groups else []
+        for lines in ([], *([f"data={kind}"] for kind in kinds)) if groups else ():
+            name = " ".join([command.verb(), *lines])
+            composed[name] = _compose_with_hydra(command, lines, Request([CONF]))
+    return composed
+
+
+def _compose_with_hydra(
+    command: type[Command], lines: Sequence[str], request: Request
+) -> dict[str, Any]:
+    """Compose files.
+
+    Args:
+        command: The command.
+        lines: Overrides that choose other files than the default ones.
+        request: The parsed words, with the folders of the files.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+
     # The defaults of the command instead of a file of its own. `_self_` comes first: a file of a
     # group can change them, such as the preset.
     root: dict[str, Any] = {"defaults": ["_self_"]}
@@ -266,12 +303,12 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
     paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
     search = [f"hydra.searchpath=[{paths}]"] if paths else []
-    lines = _checked_groups(request, command) if request.groups else []
+    omegaconf = _omegaconf()
     try:
         with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
             composed = hydra_compose(primary, overrides=[*search, *lines])
-        values: Any = OmegaConf.to_container(composed, resolve=False)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        values = omegaconf.OmegaConf.to_container(composed, resolve=False)
+    except (HydraException, omegaconf.errors.OmegaConfBaseException, yaml.YAMLError) as error:
         # The messages have several lines, but a line of the problems is one problem.
         raise request.error(" ".join(str(error).split())) from error
     # Files of generated data also set options of a training, which other commands do not have.
@@ -285,11 +322,23 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     return values
 
 
+# Imported late, because Hydra and OmegaConf take a tenth of a second, and most commands need
+# neither of them.
+@functools.cache
+def _omegaconf() -> Any:
+    """Return the module, with the function of interpolations that files of dxn use."""
+    import omegaconf
+
+    # An option that is the opposite of another one: ${dxn.not:${oc.select:head.parallel,false}}.
+    omegaconf.OmegaConf.register_new_resolver("dxn.not", operator.not_, replace=True)
+    return omegaconf
+
+
 def _checked_groups(request: Request, command: type[Command]) -> list[str]:
     """Return the overrides that choose existing files. Wrong ones are added to the problems."""
     lines = []
     for override in request.groups:
-        name, value = override.key_or_group, override.value()
+        name, value = override.key, override.value
         available = options(name, request.folders)
         if value is None and command.options().groups[name].default is None:
             continue  # experiment=null is the default
@@ -303,7 +352,7 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
         if not wrong:
             # Users of Hydra type +experiment=NAME, but Hydra refuses the + for groups that are in
             # the defaults, as all groups of dxn are.
-            lines.append(str(override.input_line).lstrip("+"))
+            lines.append(override.line.lstrip("+"))
     return lines
 
 
@@ -326,7 +375,8 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
     try:
         # The search for missing values resolves all interpolations, so it is skipped if possible.
         if "???" in text:
-            missing += sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
+            nodes = _omegaconf().OmegaConf
+            missing += sorted(nodes.missing_keys(nodes.create(values)))
         if missing and command.needs_values:
             raise request.error(*(f"{key}: needs a value, {key}=..." for key in missing))
         resolved: Any = dict(values)
@@ -334,8 +384,9 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
             try:
                 resolved = _with_references(values, values)
             except ValueError:
-                resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
-    except OmegaConfBaseException as error:
+                nodes = _omegaconf().OmegaConf
+                resolved = nodes.to_container(nodes.create(values), resolve=True)
+    except _omegaconf().errors.OmegaConfBaseException as error:
         # OmegaConf puts the key in the lines after the message.
         message, _, details = str(error).partition("\n")
         key = re.search(r"full_key: (\S+)", details)

@@ -299,9 +299,9 @@ def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signatu
     packages = (*PACKAGES, COMMANDS)
     if refusal := _refusal(target, key, trust, packages):
         raise UserError(refusal)
-    stored, is_current = signatures.read()
-    if is_current and target in stored:
-        return stored[target]
+    stored = signatures.read()
+    if stored.is_current and target in stored.signatures:
+        return stored.signatures[target]
     return signature_from(resolve(target, key=key, trust=trust, packages=packages))
 
 

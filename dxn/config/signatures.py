@@ -3,8 +3,8 @@
 The types are annotations of Python. Classes in them are replaced by their dotted names (`Node`), so
 that the signatures of dxn's own parts can be stored in conf/signatures.json, which git ignores.
 Importing the parts themselves also imports torch, which takes seconds. With the stored signatures,
-a mistyped option is answered at once. Without the file, or if it is not current, everything works,
-but a command starts slower.
+a mistyped option is answered at once. What Hydra composes from dxn's own YAML files is stored too.
+Without the file, or if it is not current, everything works, but a command starts slower.
 
 python -m dxn.config.signatures
 """
@@ -33,8 +33,19 @@ from dxn.core.parts import class_path, imported
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 PATH = CONF / "signatures.json"
-# Packages whose code determines a signature. It is slower to find out which files of them do.
-SOURCES = ("core", "config", "tokenize", "models", "tasks", "data", "datasets", "training")
+# Packages whose code determines a signature or an option. It is slower to find out which of their
+# files do.
+SOURCES = (
+    "core",
+    "config",
+    "commands",
+    "tokenize",
+    "models",
+    "tasks",
+    "data",
+    "datasets",
+    "training",
+)
 # The default of a parameter that has none, or whose default YAML cannot represent.
 NO_DEFAULT: Any = inspect.Parameter.empty
 # Arguments that the calling code passes to `build`. They are not keys of the configuration.
@@ -241,11 +252,31 @@ TYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The content of the file.
+
+    Args:
+        signatures: Signatures by the dotted names that a configuration may use, none if the file is
+            missing or damaged.
+        composed: What Hydra composes from dxn's own YAML files, by the name of the command and the
+            files that it chooses.
+        is_current: Whether the source code and the YAML files are those from which the file was
+            written.
+    """
+
+    signatures: Mapping[str, Signature] = field(default_factory=dict)
+    composed: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    is_current: bool = False
+
+
 def update() -> None:
     """Write the file with the parts that dxn's own YAML files name, unless it is current."""
-    _, is_current = read()
-    if not is_current:
-        write({name: imported(name) for name in functions_of_dxn()})
+    if not read().is_current:
+        # By name, because these modules import this one.
+        commands = imported("dxn.commands.all_commands")().values()
+        composed = imported("dxn.config.compose.compositions")(commands)
+        write({name: imported(name) for name in functions_of_dxn()}, composed)
 
 
 # Cached, because it reads all YAML files and is needed for every function.
@@ -259,11 +290,14 @@ def functions_of_dxn() -> frozenset[str]:
     return frozenset(names)
 
 
-def write(targets: Mapping[str, Callable[..., Any]]) -> None:
+def write(
+    targets: Mapping[str, Callable[..., Any]], composed: Mapping[str, dict[str, Any]] | None = None
+) -> None:
     """Write the file.
 
     Args:
         targets: Parts by dotted name. The groups of options of their parameters are added.
+        composed: What Hydra composes, see `Stored`.
     """
     remaining = [signature_from(target) for target in targets.values()]
     signatures: dict[str, Any] = {}
@@ -281,19 +315,19 @@ def write(targets: Mapping[str, Callable[..., Any]]) -> None:
         for path in filter(None, (parameter.group for parameter in signature.parameters.values())):
             remaining.append(signature_from(imported(path)))
     names = {name: class_path(target) for name, target in sorted(targets.items())}
-    content = {"sources": _digest(), "names": names, "signatures": dict(sorted(signatures.items()))}
+    content = {
+        "sources": _digest(),
+        "names": names,
+        "signatures": dict(sorted(signatures.items())),
+        "composed": composed or {},
+    }
     write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False))
     read.cache_clear()
 
 
 @functools.cache
-def read() -> tuple[Mapping[str, Signature], bool]:
-    """Read the file.
-
-    Returns:
-        Signatures by the dotted names that a configuration may use, none if the file is missing or
-        damaged; and whether the source code is that from which the file was written.
-    """
+def read() -> Stored:
+    """Read the file."""
     types: dict[str, Any] = {}
     try:
         content = json.loads(PATH.read_text(encoding="utf-8"))
@@ -311,15 +345,16 @@ def read() -> tuple[Mapping[str, Signature], bool]:
             others = Parameter(**plain["others"]) if "others" in plain else None
             signatures[path] = Signature(**{**plain, "others": others})
         signatures |= {name: signatures[path] for name, path in content["names"].items()}
-        return signatures, content["sources"] == _digest()
+        return Stored(signatures, content["composed"], content["sources"] == _digest())
     except (OSError, ValueError, LookupError, TypeError, NameError, SyntaxError):
-        return {}, False
+        return Stored()
 
 
 def _digest() -> str:
-    """Return a checksum of the source code: reading 230 short files takes 10 ms."""
+    """Return a checksum of the source code and YAML: reading 350 short files takes 10 ms."""
     total = hashlib.sha256()
-    for path in (p for name in SOURCES for p in sorted((ROOT / name).rglob("*.py"))):
+    sources = (path for name in SOURCES for path in sorted((ROOT / name).rglob("*.py")))
+    for path in (*sources, *sorted(CONF.rglob("*.yaml"))):
         total.update(path.read_bytes())
     return total.hexdigest()
 

@@ -6,6 +6,7 @@ those of dxn, of the user, and of installed packages.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from dxn.core.errors import UserError, similar
 from dxn.core.printable import quoted
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+    from hydra.core.override_parser.types import Override as HydraOverride
 
     from dxn.config.command import Command
 
@@ -35,6 +36,28 @@ SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume
 FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 ENTRY_POINTS = "dxn.conf"
 KEY_OF_COLUMN = re.compile(r"\w+(\.\w[^.=@~+]*)*")  # such as data.holdout.größe
+# Words whose value in the grammar of Hydra is a whole number, a number or this text.
+PLAIN = re.compile(
+    r"(?P<key>[a-z_]\w*(\.[a-z_]\w*)*)="
+    r"((?P<number>(0|[1-9]\d*)(\.\d+)?)|(?P<text>[A-Za-z/][\w/.-]*))",
+    re.ASCII,
+)
+CONSTANTS = ("true", "false", "null", "nan", "inf")
+
+
+@dataclass(frozen=True)
+class Override:
+    """A parsed word of the command line.
+
+    Args:
+        key: Name of a group, or dotted name of an option.
+        value: The value as plain data.
+        line: The word, with a value that can be parsed.
+    """
+
+    key: str
+    value: Any
+    line: str
 
 
 @dataclass
@@ -106,7 +129,7 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
     lines = [*(f"{k}={v}" for k, v in inferred.items() if k not in chosen), *lines]
     for override in _parse(lines, request.problems):
         # A mapping, such as backbone={dropout: 0.1}, sets values of the part instead.
-        key, value = override.key_or_group, override.value()
+        key, value = override.key, override.value
         is_group = key in options.groups and not isinstance(value, dict)
         (request.groups if is_group else request.values).append(override)
         # Needed now: composing the files already imports the parts that they name.
@@ -155,19 +178,16 @@ def alternatives(word: str) -> list[str]:
     Raises:
         UserError: If it cannot be parsed, or is a function such as interval(0, 1).
     """
-    problems: list[str] = []
     # A comma in a path is not a list of values.
-    overrides = [] if is_path(word) else _parse([word], problems, sweep=True)
-    if problems:
-        raise UserError("\n".join(problems))
-    if not overrides or not overrides[0].is_sweep_override():
+    override = None if is_path(word) else _parse_with_hydra(word, sweep=True)
+    if override is None or not override.is_sweep_override():
         return []
-    if not overrides[0].is_discrete_sweep():
+    if not override.is_discrete_sweep():
         raise UserError(
             f"{word}: must be a list of values such as 1,2,3 or a range such as 1..3; "
             "dxn tune --help shows both"
         )
-    return list(dict.fromkeys(map(str, overrides[0].sweep_string_iterator())))
+    return list(dict.fromkeys(map(str, override.sweep_string_iterator())))
 
 
 def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
@@ -227,40 +247,56 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) -> list[Override]:
-    """Parse overrides. Those that cannot be parsed are added to the problems.
+def _parse(lines: Sequence[str], problems: list[str]) -> list[Override]:
+    """Parse overrides. Those that cannot be parsed are added to the problems."""
+    parsed: list[Override] = []
+    for line in lines:
+        plain = PLAIN.fullmatch(line)
+        # Without Hydra: importing it takes longer than the other steps of most commands.
+        if plain and (plain["text"] or "").lower() not in CONSTANTS:
+            parsed.append(
+                Override(plain["key"], plain["text"] or json.loads(plain["number"]), line)
+            )
+            continue
+        try:
+            override = _parse_with_hydra(line)
+        except UserError as error:
+            problems.append(str(error))
+        else:
+            key = str(override.key_or_group)
+            parsed.append(Override(key, override.value(), str(override.input_line)))
+    return parsed
+
+
+def _parse_with_hydra(line: str, *, sweep: bool = False) -> HydraOverride:
+    """Parse an override.
 
     A value that is not valid in Hydra's grammar is taken as text, and so is a list of values
     outside of a sweep: paths and sentences contain commas, brackets and quotes.
+
+    Raises:
+        UserError: If it cannot be parsed.
     """
-    # It takes a tenth of a second, and the help pages do not need it.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parsed = []
-    for line in lines:
-        key, _, value = line.partition("=")
-        # The name of a column can have letters and spaces that Hydra's grammar does not allow.
-        has_column = not key.isascii() or " " in key
-        name = "key" if has_column and KEY_OF_COLUMN.fullmatch(key) else key
-        empty = line.replace(key, name, 1)  # also a word such as ~key
-        for text in (f"{name}={value}", f"{name}={quoted(value)}") if value else (empty,):
-            try:
-                override = OverridesParser.create().parse_override(text)
-            except HydraException:
-                continue
-            override.key_or_group = key if name != key else override.key_or_group
-            if override.is_delete():
-                # Every part takes its defaults from a signature, so a deleted key would come back.
-                problems.append(f"{line}: a key cannot be deleted; set it to null")
-            elif override.is_sweep_override() and not sweep:
-                continue
-            else:
-                parsed.append(override)
-            break
-        else:
-            problems.append(f"{line}: not an override; write key=value")
-    return parsed
+    key, _, value = line.partition("=")
+    # The name of a column can have letters and spaces that Hydra's grammar does not allow.
+    has_column = not key.isascii() or " " in key
+    name = "key" if has_column and KEY_OF_COLUMN.fullmatch(key) else key
+    empty = line.replace(key, name, 1)  # also a word such as ~key
+    for text in (f"{name}={value}", f"{name}={quoted(value)}") if value else (empty,):
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException:
+            continue
+        override.key_or_group = key if name != key else override.key_or_group
+        if override.is_delete():
+            # Every part takes its defaults from a signature, so a deleted key would come back.
+            raise UserError(f"{line}: a key cannot be deleted; set it to null")
+        if sweep or not override.is_sweep_override():
+            return override
+    raise UserError(f"{line}: not an override; write key=value")
 
 
 def options(group: str, folders: Sequence[Path] = (CONF,)) -> list[str]:

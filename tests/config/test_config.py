@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dxn.commands import command
 from dxn.commands.evaluate import Evaluate
 from dxn.commands.predict import Generate, Predict
 from dxn.commands.train import Train, settings_of_run
-from dxn.config.compose import compose
-from dxn.config.settings import Settings
-from dxn.config.words import options
+from dxn.config import signatures
+from dxn.config.compose import compose, compositions
+from dxn.config.settings import Settings, dump_yaml
+from dxn.config.words import options, parse
 from dxn.core.errors import UserError
 
 BACKBONES = ", ".join(options("backbone"))
@@ -162,6 +164,39 @@ def test_a_number_is_defined_once():
 
 def test_only_the_chosen_adapters_are_there():
     assert list(compose(Train, ["adapters=[image]"]).values["adapters"]) == ["image"]
+
+
+def test_stored_files_are_what_hydra_composes(stored_signatures):
+    stored = signatures.read().composed
+    composed = compositions([Train, Evaluate])
+    assert "train data=table" in composed
+    assert {name: dump_yaml(stored[name]) for name in composed} == {
+        name: dump_yaml(values) for name, values in composed.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a",
+        "/a-b/c.d_1",
+        "a.",
+        "in-f",
+        "Nullx",
+        "0",
+        "12",
+        "0.50",
+        "10.5",
+        "12a",
+        "01",
+        "1.",
+        "TRUE",
+    ],
+)
+def test_plain_words_have_the_values_of_hydras_grammar(value):
+    expected = OverridesParser.create().parse_override(f"run={value}")
+    (override,) = parse(Train, [f"run={value}"]).values
+    assert (override.value, type(override.value)) == (expected.value(), type(expected.value()))
 
 
 def test_defaults_of_signatures_are_filled_in():

@@ -289,7 +289,7 @@ def stored(tmp_path, monkeypatch):
 
 
 def test_a_stored_signature_equals_that_of_the_class(stored):
-    known, _ = signatures.read()
+    known = signatures.read().signatures
     assert known["dxn.models.Backbone"] == signature_from(Backbone)
     assert known["dxn.models.blocks.NormOptions"] == signature_from(NormOptions)
     assert "dxn.models.Decoder" not in known
@@ -299,7 +299,7 @@ def test_a_stored_signature_equals_that_of_the_class(stored):
 def test_a_missing_or_outdated_file_is_not_used(stored, content):
     stored.unlink() if content is None else stored.write_text(content)
     signatures.read.cache_clear()
-    _, is_current = signatures.read()
+    is_current = signatures.read().is_current
     assert not is_current
     assert signature_of("dxn.models.Backbone", key="backbone") == signature_from(Backbone)
 
