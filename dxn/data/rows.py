@@ -29,7 +29,8 @@ AUTO = "auto"  # an option that names columns: the columns with usual names
 # At most so many rows, which are evenly spaced, decide what is in a column and fit a vocabulary.
 FIT_ROWS = 100_000
 # Of at most so many cells, Arrow arrays are built without `pyarrow.array`: it imports pandas, which
-# takes a tenth of the time of `import torch`, and which nothing else needs.
+# takes a tenth of the time of `import torch`, and which nothing else needs. A conversion of an
+# array would import pyarrow.compute.
 FEW_CELLS = 10_000
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
 
@@ -161,9 +162,11 @@ def _arrow_array(cells: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     import pyarrow
 
     if len(cells) <= FEW_CELLS and pyarrow.types.is_large_string(kind):
-        builder: Any = pyarrow.lib.StringBuilder()  # pyright: ignore[reportAttributeAccessIssue]
-        builder.append_values(cells)
-        return builder.finish().cast(kind)
+        encoded = [b"" if cell is None else cell.encode() for cell in cells]
+        present = np.array([cell is not None for cell in cells], bool)
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        arrays = np.packbits(present, bitorder="little"), ends, b"".join(encoded)
+        return pyarrow.Array.from_buffers(kind, len(cells), list(map(pyarrow.py_buffer, arrays)))
     is_number = kind in (pyarrow.int64(), pyarrow.float64())
     if len(cells) <= FEW_CELLS and is_number and all(cell is not None for cell in cells):
         return _arrow_numbers(np.array(cells, kind.to_pandas_dtype()))
