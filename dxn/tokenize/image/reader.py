@@ -47,6 +47,8 @@ LARGE_LOCK = threading.Lock()
 # Keywords of texts of a PNG in which Pillow finds an orientation.
 TURNING = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 MAX_KEYWORD = 32
+# Entries of a JPEG in which Pillow finds an orientation.
+JPEG_TURNING = {"exif", "xmp"}
 # Brightest pixel, of 255, of a picture of 16 bits that uses only 12 of them, or 8.
 DARK = 16
 STRIP_PIXELS = 2_000_000  # pixels that are converted at once
@@ -294,6 +296,9 @@ def target_size(
 
 def _orientation(image: Image.Image) -> tuple[bool, tuple[int, ...]]:
     """Return how to turn an image upright, see ORIENTATIONS."""
+    # Creating the EXIF data takes half as long as opening a JPEG without any.
+    if image.format == "JPEG" and not image.info.keys() & JPEG_TURNING:
+        return False, ()
     with _no_warnings():
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     return ORIENTATIONS.get(orientation, (False, ()))
