@@ -523,3 +523,10 @@ def test_a_trained_codec_has_metrics(tmp_path, capsys):
 def test_wrong_options_are_refused(options, message, tmp_path, capsys):
     assert message in refused(capsys, "train", *DIGITS, *options, f"run={tmp_path / 'run'}")
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_another_metric_of_a_codec_can_select_the_epoch():
+    metric = Codec(decoder=torch.nn.Identity).metric
+    metric.monitored = "bits"
+    assert metric.monitored == "bits" and metric.row == ("snr", "snr")
+    assert metric.value(torch.ones(7)).keys() == {"snr", "bits"}

@@ -170,14 +170,23 @@ class Fidelity(Metric):
         self.num_codes = num_codes
 
     @property
-    def monitored(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The ratio that the input has."""
+    def ratio(self) -> str:
+        """Name of the ratio that the input has."""
         return "psnr" if self.target.peak else "snr"
 
     @property
+    def monitored(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The ratio, or the metric that the user has chosen."""
+        return vars(self).get("monitored", self.ratio)
+
+    @monitored.setter
+    def monitored(self, name: str) -> None:
+        vars(self)["monitored"] = name
+
+    @property
     def row(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The same ratio of each sample."""
-        return self.monitored, self.monitored
+        """The ratio of each sample."""
+        return self.ratio, self.ratio
 
     def rows(self, predictions: Sequence[Reconstruction], targets: Sequence[None]) -> Tensor:
         """Return the sums of each sample, and its similarity and its bits."""
@@ -201,7 +210,7 @@ class Fidelity(Metric):
         peak = self.target.peak
         # A constant has no power, so its ratio is undefined.
         signal = power.where(power > 0, math.nan) if peak is None else peak**2 * count
-        results = {self.monitored: 10 * (signal / error).log10()}
+        results = {self.ratio: 10 * (signal / error).log10()}
         if peak is not None:
             results["ssim"] = ssim / pictures
         return results | {"bits": bits / rows}
