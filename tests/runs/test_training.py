@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers.runs import TINY_DIGITS, train
+from helpers.runs import PLAIN, SMALL, TEXT, TINY_DIGITS, table_of, train
 
 import dxn
 from dxn.cli import main
@@ -135,6 +135,21 @@ def test_other_data_can_be_evaluated(tmp_path, trained):
     ]
     assert main(["evaluate", f"run={trained}", *asked]) == 0
     assert len((tmp_path / "out" / "predictions.csv").read_text().splitlines()) == 4
+
+
+def test_a_table_that_has_changed_since_the_training_is_named(tmp_path, capsys):
+    table, run = tmp_path / "table.csv", tmp_path / "run"
+    table.write_text(table_of(40))
+    options = [*SMALL, *PLAIN, *TEXT, "trainer.epochs=1", "report=false"]
+    train(run, *options, str(table), "target=label")
+    printed = []
+    for rows in (40, 60):
+        table.write_text(table_of(rows))
+        capsys.readouterr()
+        assert main(["evaluate", f"run={run}", f"output={tmp_path / str(rows)}"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "warning: since the training" not in printed[0]
+    assert "the data has changed: the test split has 6 rows instead of 4; if" in printed[1]
 
 
 def test_the_first_split_that_exists_is_evaluated_by_default(tmp_path, trained, capsys):

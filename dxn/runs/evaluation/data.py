@@ -13,6 +13,7 @@ from dxn.config.values import problem
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
+from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED, without_groups
@@ -21,6 +22,7 @@ from dxn.data.tables.read import MissingColumn
 from dxn.runs.decide import open_source, print_paths
 from dxn.runs.evaluation.subsets import default_split
 from dxn.runs.folder import is_run
+from dxn.runs.plan import FOLDER, PLAN, read_plan
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
 from dxn.runs.predictor.predictor import Predictor
@@ -116,9 +118,26 @@ def evaluation_source(
 def open_evaluation_data(predictor: Predictor, run: str | None, **options: Any) -> EvaluationData:
     """Open the split of `evaluation_source`, which has the same arguments."""
     evaluated = evaluation_source(predictor, run, **options)
-    return EvaluationData(
-        evaluated.split, evaluated.about, _open(evaluated.source, evaluated.split, predictor)
-    )
+    opened = _open(evaluated.source, evaluated.split, predictor)
+    if run is not None and not options.get("data"):
+        _warn_if_changed(_run_folder(run), evaluated.split, opened)
+    return EvaluationData(evaluated.split, evaluated.about, opened)
+
+
+def _warn_if_changed(folder: Path, split: str, opened: Opened) -> None:
+    """Print a warning if a split has other rows than at the start of the training."""
+    if not (folder / FOLDER / PLAN).is_file():
+        return
+    old = read_plan(folder).data
+    if split not in old:
+        return
+    changes = differences({split: old[split].model_dump()}, fingerprint({split: opened}))
+    if changes:
+        print_line(
+            f"warning: since the training, the data has changed: {changes[0]}; if its splits are "
+            "drawn at random, the model may have been trained on some of these rows; evaluate new "
+            "rows with input=TABLE"
+        )
 
 
 def open_data_of_run(
