@@ -173,7 +173,7 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path, monkeypa
         (
             pd.DataFrame({"photo": ["a.png", "b.png"] * 10, "label": ["x", "y"] * 10}),
             "label",
-            r"^row 1 of the DataFrame \(the first row is 1\): photo: .*a\.png: file not found",
+            r"^row 2 of the DataFrame \(the first row is 1\): photo: .*b\.png: file not found",
         ),
         (
             {"train": frame_of(7), "test": frame_of(7).drop(columns="review")},

@@ -178,11 +178,15 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
         what = "all be finite numbers" if isinstance(value, list) else "be a finite number"
         return f"must {what}, got {value!r}"
     for details in errors:
-        # Only of the value itself, and not of one of its items.
-        if details["type"] in RANGES and not isinstance(value, list | tuple | Mapping):
+        # Only of the value itself or one of a mapping, and not of an item of a list.
+        if details["type"] in RANGES and not isinstance(value, list | tuple):
+            name, received = "", value
+            if isinstance(value, Mapping):
+                key = next((key for key in details["loc"] if key in value), None)
+                name, received = f"{key} ", value.get(key)
             # pydantic returns the limit 1 of a float as 1.0.
             limits = {n: int(v) if v == int(v) else v for n, v in details.get("ctx", {}).items()}
-            return f"{RANGES[details['type']].format(**limits)}, got {value!r}"
+            return f"{name}{RANGES[details['type']].format(**limits)}, got {received!r}"
     if not any(typing.get_origin(member) is Literal for member in members(annotation)):
         hint = '; a number in quotes is a text: ["1"]'
         is_unquoted = isinstance(value, list) and any(

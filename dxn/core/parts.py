@@ -55,11 +55,11 @@ class Recorded:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         from dxn.core.schema import check_arguments  # pydantic takes time to import
 
-        check_arguments(cls, _named(cls, args, kwargs))
+        arguments = tuple(map(_kept, args)), {name: _kept(kwargs[name]) for name in kwargs}
+        check_arguments(cls, _named(cls, *arguments))
         part = super().__new__(cls)
         # Not an attribute of a module, which would register modules among the arguments again.
-        named = {name: _kept(value) for name, value in kwargs.items()}
-        part.__dict__["_arguments"] = (tuple(map(_kept, args)), named)
+        part.__dict__["_arguments"] = arguments
         return part
 
 
@@ -97,15 +97,19 @@ def arguments_of(part: Recorded) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """Return an argument that the caller cannot change any more if it is a list or mapping."""
+    """Return an argument that the caller cannot change any more if it is a list or mapping.
+
+    A number of NumPy becomes one of Python.
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
     if isinstance(value, KeysView):
         return list(value)
     return copy.copy(value) if isinstance(value, list | dict) else value
 
 
 def _plain(value: Any, key: str) -> Any:
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        value = value.item()
+    value = _kept(value)
     if value is None or isinstance(value, bool):
         return value
     # YAML represents these types, and none that derive from them.

@@ -470,6 +470,10 @@ class Search:
                 raise UserError(
                     f"the training diverged, its validation loss is {loss}; lower optimizer.lr"
                 )
+            trial.report(value, results.epochs or 0)
+            trial.set_user_attr(EPOCHS, results.epochs)
+            trial.set_user_attr(LOSS, loss)
+            trial.set_user_attr(VALIDATED, results.evaluated)
         except (KeyboardInterrupt, OutOfTime) as error:
             # As that of a killed process, the trial runs again when the search continues.
             interrupted = self.study.get_trials()[trial.number]
@@ -496,10 +500,6 @@ class Search:
             f"{title}: validation {self.monitored} {number(value)} after "
             f"{count(results.epochs or 0, 'epoch')}"
         )
-        trial.report(value, results.epochs or 0)
-        trial.set_user_attr(EPOCHS, results.epochs)
-        trial.set_user_attr(LOSS, loss)
-        trial.set_user_attr(VALIDATED, results.evaluated)
         return value
 
     def _start(self, trial: optuna.Trial, options: Mapping[str, str]) -> Settings:

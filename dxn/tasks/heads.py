@@ -10,6 +10,7 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
+from dxn.core.schema import checked
 from dxn.core.tokens import Tokens
 from dxn.models.losses import unit
 from dxn.tasks.space import Batch
@@ -85,6 +86,7 @@ class PreHead(nn.Module):
         dropout: Dropout probability of the output.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

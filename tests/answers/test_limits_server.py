@@ -77,10 +77,10 @@ def test_the_rest_of_a_large_request_is_not_computed_after_its_client_has_left(
     computed = []
     compute = getattr(Operations, name)
 
-    def slow(self, prepared):
+    def slow(self, prepared, **options):
         computed.append(len(prepared))
         assert may_go_on.wait(SECONDS)
-        return compute(self, prepared)
+        return compute(self, prepared, **options)
 
     monkeypatch.setattr(Operations, name, slow)
     with server_of(predictor, batch_size=2) as url:

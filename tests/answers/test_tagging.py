@@ -308,7 +308,7 @@ def test_positions_of_entities_are_tags_of_words_and_come_back_as_positions(form
             writer.writerows(rows)
     else:
         table = write(tmp_path / "t.jsonl", rows, "text", "spans")
-    metrics = train(tmp_path / "run", table, "target=spans", *OPTIONS)
+    metrics = train(tmp_path / "run", table, "target=spans", *OPTIONS, "trainer.epochs=16")
     output = capsys.readouterr().out
     assert output.count("the target contains the positions of entities") == 1
     assert "within a word" not in output

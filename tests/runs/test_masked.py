@@ -201,8 +201,8 @@ def test_a_picture_gives_away_a_hidden_word(place, tmp_path):
     ("asked", "message"),
     [
         (["head.mask_ratio={text:0,image:0}"], "no input is masked, got the inputs text, image"),
-        (["head.mask_ratio.text=1"], "mask_ratio.text must be below 1, got 1"),
-        (["head.span=0"], "head: span must be at least 1, got 0"),
+        (["head.mask_ratio.text=1"], "head.mask_ratio: text must be less than 1, got 1"),
+        (["head.span=0"], "head.span: must be at least 1, got 0"),
         (
             ["trainer.mixup=1"],
             "trainer.mixup: cannot be combined with head=masked; set trainer.mixup=0",
@@ -313,7 +313,7 @@ def test_frozen_parts_of_the_main_task_are_pretrained_all_the_same(place, tmp_pa
     ("asked", "message"),
     [
         (["pretrain.task.mask_ratio={text:0,image:0}"], "no input is masked, got the inputs text"),
-        (["pretrain.task.mask_ratio.text=1"], "must be below 1, got 1"),
+        (["pretrain.task.mask_ratio.text=1"], "mask_ratio: text must be less than 1, got 1"),
         (["pretrain.epochs=0"], "pretrain.epochs: must be at least 1, got 0"),
         (["pretrain.warmup=1.0"], "pretrain.warmup: must be at least 0 and less than 1, got 1.0"),
     ],

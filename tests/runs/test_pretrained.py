@@ -105,7 +105,7 @@ def test_each_input_starts_from_its_encoder_and_is_used_like_any_other(folder, t
     page = (tmp_path / "attention" / "attention.html").read_text()
     assert '"reader": "the encoder of photo"' in page
     assert main([*attend, "encoder=price"]) == 2
-    assert "an encoder of its own, got price; this model has th" in capsys.readouterr().err
+    assert "an encoder of its own, got 'price'; this model has th" in capsys.readouterr().err
     with client_of(model) as client:
         assert client.get("/model").json()["encoders"] == ["title", "photo"]
         request = {"inputs": {"title": "w5 w6", "price": 1}}

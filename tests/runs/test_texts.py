@@ -408,8 +408,8 @@ def test_only_a_model_that_writes_writes(tmp_path, capsys):
         (plain, [CAUSAL, "data.fractions=[0.5,0.4]"], "data.fractions: must"),
         (plain, ["head=generate"], "data.target: needs a value"),
         (plain, [CAUSAL, "head.max_len=9"], "head.max_len: no such key"),
-        (pairs, [*WRITER, "head.max_len=1"], "max_len must be at least 2"),
-        (pairs, [*WRITER, "head.beams=0"], "head: beams must be at least 1, got 0"),
+        (pairs, [*WRITER, "head.max_len=1"], "head.max_len: must be at least 2"),
+        (pairs, [*WRITER, "head.beams=0"], "head.beams: must be at least 1, got 0"),
         (
             pairs,
             [*SHARED, "head.tokenizer.path=t.json"],

@@ -172,7 +172,7 @@ def test_the_trial_of_a_process_that_was_killed_on_this_machine_runs_again_at_on
     table, monkeypatch
 ):
     metrics = {BEST: 0.5, "validation/loss": 1.0}
-    results = SimpleNamespace(metrics=metrics, monitored="accuracy", epochs=1)
+    results = SimpleNamespace(metrics=metrics, monitored="accuracy", epochs=1, evaluated=6)
     trained = []
 
     def train_one(settings, on_epoch):
@@ -225,7 +225,7 @@ def test_a_trial_that_another_process_took_over_does_not_end_the_search(table, m
 
 def test_a_trial_that_the_time_limit_stops_continues_later(table, monkeypatch, capsys):
     metrics = {BEST: 0.5, "validation/loss": 1.0}
-    results = SimpleNamespace(metrics=metrics, monitored="accuracy", epochs=1)
+    results = SimpleNamespace(metrics=metrics, monitored="accuracy", epochs=1, evaluated=6)
     trials = []
 
     def train_one(settings, on_epoch):
@@ -375,7 +375,7 @@ def test_a_setting_with_a_seed_that_failed_is_not_the_best(tmp_path):
         (["seed=1,2", "resume=x"], "resume: to continue a search, run the same command again"),
         (["lr=1..2:log", "sampler=grid"], "lr: no such key; did you mean optimizer.lr?"),
         (["space=no.yaml"], "space: file not found: no.yaml"),
-        (["optimizer.lr=0.1,-1"], "optimizer: lr must be at least 0, got -1"),
+        (["optimizer.lr=0.1,-1"], "optimizer.lr: must be at least 0, got -1"),
         (["seed=1,2", "storage=foo://x"], "storage: cannot be opened (Can't load plugin"),
         (["seed=1,2", "data.fractions=[0.8,0,0.2]"], "tune: the data has no validation split"),
     ],

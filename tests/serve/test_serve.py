@@ -672,7 +672,7 @@ def test_the_file_of_a_generated_clip_has_its_frames(fps):
 
 def test_the_numbers_of_an_example_are_readable():
     prepare = SeriesAdapter(8).tokenizer
-    assert _text_of(np.array([[0.1234567891, 20.0]]), prepare) == "[[0.123457, 20.0]]"
+    assert _text_of(np.array([[0.1234567891, 20.0]]), prepare) == "[[0.123457, 20]]"
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def _needed(
             is_gap = True
             continue
         if is_gap:
-            # As before a seek: the decoder returns the frames that it holds back, and starts anew.
+            # As before a seek: the decoder returns the frames that it holds back, and starts again.
             yield from context.decode(None)
             context.flush_buffers()
             is_gap = False
