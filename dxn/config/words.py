@@ -39,7 +39,7 @@ KEY_OF_COLUMN = re.compile(r"\w+(\.\w[^.=@~+]*)*")  # such as data.holdout.gr√∂√
 # Words whose value in the grammar of Hydra is a whole number, a number or this text.
 PLAIN = re.compile(
     r"(?P<key>[a-z_]\w*(\.[a-z_]\w*)*)="
-    r"((?P<number>(0|[1-9]\d*)(\.\d+)?)|(?P<word>[A-Za-z/][\w/.-]*))",
+    r"((?P<numeral>(0|[1-9]\d*)(\.\d+)?)|(?P<word>[A-Za-z/][\w/.-]*))",
     re.ASCII,
 )
 CONSTANTS = ("true", "false", "null", "nan", "inf")
@@ -255,7 +255,7 @@ def _parse(lines: Sequence[str], problems: list[str]) -> list[Override]:
         # Without Hydra: importing it takes longer than the other steps of most commands.
         if plain and (plain["word"] or "").lower() not in CONSTANTS:
             parsed.append(
-                Override(plain["key"], plain["word"] or json.loads(plain["number"]), line)
+                Override(plain["key"], plain["word"] or json.loads(plain["numeral"]), line)
             )
             continue
         try:
