@@ -133,7 +133,7 @@ def test_the_names_of_the_weights_are_pre_and_out():
 
 
 def test_an_unknown_hidden_layer_is_refused():
-    with pytest.raises(ValueError, match="one of 'none', .* or 'gelu', got 'sigmoid'"):
+    with pytest.raises(ValueError, match=r"one of 'none', .* or 'gelu', got 'sigmoid'"):
         PreHead(D, hidden="sigmoid")
 
 
