@@ -55,7 +55,8 @@ class Recorded:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         from dxn.core.schema import check_arguments  # pydantic takes time to import
 
-        arguments = tuple(map(_kept, args)), {name: _kept(kwargs[name]) for name in kwargs}
+        named = {name: _kept(value) for name, value in kwargs.items()}
+        arguments = tuple(map(_kept, args)), named
         check_arguments(cls, _named(cls, *arguments))
         part = super().__new__(cls)
         # Not an attribute of a module, which would register modules among the arguments again.

@@ -35,9 +35,9 @@ LONG = 200_000  # bytes
 # Values of a JSON body. A list of this many numbers takes 0.1 seconds to parse, in which nothing
 # else runs, and 100 MB of memory with the most expensive kind of values, empty objects.
 MAX_VALUES = 1_000_000
-# Long bodies are parsed one after the other, because each blocks the event loop.
 # A wrong form is refused, and needs no warning in the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
+# Long bodies are parsed one after the other, because each blocks the event loop.
 PARSER = ThreadPoolExecutor(1, thread_name_prefix="dxn-parser")
 
 AnyBody = TypeVar("AnyBody", bound=Body)

@@ -140,7 +140,6 @@ def muon(
     Raises:
         ValueError: If an option is out of range.
     """
-
     _check_betas(betas)
 
     def make(model: nn.Module) -> Muon:

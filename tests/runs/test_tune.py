@@ -197,6 +197,14 @@ def test_the_trial_of_a_process_that_was_killed_on_this_machine_runs_again_at_on
     assert trained == [0.001] and "process" not in rows[0]
 
 
+def test_a_trial_that_fails_after_its_training_ends_the_search(table, monkeypatch, capsys):
+    results = SimpleNamespace(metrics={BEST: 0.5, "validation/loss": 1.0}, monitored="accuracy")
+    monkeypatch.setattr(module, "train_one", lambda *_, **__: SimpleNamespace(results=results))
+    # The time limit would end a search that does not count such a trial.
+    assert main(command(table, "optimizer.lr=0.001,0.1", "trials=1", "minutes=0.1")) == 2
+    assert "has no attribute 'epochs'" in capsys.readouterr().err
+
+
 def test_a_study_that_another_process_holds_is_no_wrong_url(table, monkeypatch, capsys):
     def create_study(**options):
         raise OperationalError("", None, Exception("database is locked"))
